@@ -1,0 +1,45 @@
+PYTHON ?= python3
+BIN := .venv/bin
+# One compilation cache for every process that the targets start: what one test compiled, the others load.
+export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.cache/jax
+export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0.2
+WORKERS ?= 2
+
+.PHONY: train test fast lint format clean
+
+## Train three learners on one economy and print one table.
+train: .venv/.ready
+	$(BIN)/python examples/swap_agents.py
+
+## Everything that has to pass before a change lands; pytest's closing line comes last.
+test: lint
+	$(BIN)/pytest -n $(WORKERS)
+
+## The tests that take seconds.
+fast: .venv/.ready-dev
+	$(BIN)/pytest -n $(WORKERS) -m "not slow"
+
+## Style and types.
+lint: .venv/.ready-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: .venv/.ready-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .cache build dist *.egg-info .pytest_cache .ruff_cache
+
+$(BIN)/python:
+	$(PYTHON) -m venv .venv
+
+# A stamp is made after the installation has succeeded, so a broken one is tried again.
+.venv/.ready: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e . -c constraints.txt
+	touch $@
+
+.venv/.ready-dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	touch $@ .venv/.ready

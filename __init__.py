@@ -1,0 +1,51 @@
+"""Equimorph: economies and growing tissues as one kind of environment, and three learners that share one loop.
+
+Everything here is imported on first use, so that `import equimorph` costs next to nothing.
+"""
+
+from typing import TYPE_CHECKING
+
+from ._lazy import lazy_attributes
+
+if TYPE_CHECKING:
+    from . import agents, envs, training
+    from .envs.checks import check_environment
+    from .envs.registry import list_envs, make, register
+    from .training.evaluate import evaluate
+    from .training.run import load
+    from .training.trainer import train, train_from_config
+
+    __version__: str
+
+__all__ = [
+    "__version__",
+    "agents",
+    "check_environment",
+    "envs",
+    "evaluate",
+    "list_envs",
+    "load",
+    "make",
+    "register",
+    "train",
+    "train_from_config",
+    "training",
+]
+
+__getattr__, __dir__ = lazy_attributes(
+    __name__,
+    {
+        "__version__": "._version",
+        "agents": ".agents",
+        "check_environment": ".envs.checks",
+        "envs": ".envs",
+        "evaluate": ".training.evaluate",
+        "list_envs": ".envs.registry",
+        "load": ".training.run",
+        "make": ".envs.registry",
+        "register": ".envs.registry",
+        "train": ".training.trainer",
+        "train_from_config": ".training.trainer",
+        "training": ".training",
+    },
+)

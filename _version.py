@@ -1,0 +1,5 @@
+"""The installed distribution's version, apart because finding it reads the disk."""
+
+import importlib.metadata
+
+__version__ = importlib.metadata.version("equimorph")

@@ -1,0 +1,1 @@
+"""Doors to other libraries: the one place that knows another reinforcement-learning library."""

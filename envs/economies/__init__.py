@@ -1,0 +1,1 @@
+"""Economies, one file each."""

@@ -1,0 +1,1 @@
+"""Tissue tasks, one file each."""
