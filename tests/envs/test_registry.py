@@ -1,0 +1,142 @@
+"""Ids, overrides and calibrations: what `make` builds and what it refuses."""
+
+import dataclasses
+
+import gymnax
+import jax
+import pytest
+
+import equimorph
+from equimorph.envs import registry
+from equimorph.envs.economies.brock_mirman import BrockMirman
+from equimorph.errors import UserError
+
+
+@pytest.fixture
+def scratch(monkeypatch):
+    """A registry whose additions are forgotten after the test."""
+    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
+
+
+def test_the_default_calibration_comes_as_arrays():
+    env, params = equimorph.make("BrockMirman-v0")
+    assert env == BrockMirman()
+    assert {name: float(getattr(params, name)) for name in ("alpha", "beta", "eta")} == pytest.approx(
+        {"alpha": 0.36, "beta": 0.96, "eta": 0.0}
+    )
+    for leaf in jax.tree.leaves(params):
+        assert isinstance(leaf, jax.Array)
+        assert not leaf.weak_type
+
+
+def test_overrides_reach_options_and_parameters():
+    env, params = equimorph.make("BrockMirman-v0", concept="competitive", beta=0.9, max_steps_in_episode=7)
+    assert env.concept == "competitive"
+    assert float(params.beta) == pytest.approx(0.9)
+    assert int(params.max_steps_in_episode) == 7
+    assert float(params.alpha) == pytest.approx(0.36)
+
+
+def test_calibrations_and_overrides_on_top_of_them():
+    _, params = equimorph.make("BrockMirman-v0", calibration="patient")
+    assert (float(params.beta), float(params.sigma)) == pytest.approx((0.99, 0.01))
+    _, params = equimorph.make("BrockMirman-v0", calibration="patient", sigma=0.02)
+    assert (float(params.beta), float(params.sigma)) == pytest.approx((0.99, 0.02))
+
+
+@pytest.mark.parametrize(
+    ("id", "overrides", "message"),
+    [
+        ("BrockMirmann-v0", {}, "unknown environment 'BrockMirmann-v0'. Did you mean 'BrockMirman-v0'"),
+        ("brockmirman-v0", {}, "Did you mean 'BrockMirman-v0'"),
+        ("CartPol-v1", {}, "Did you mean 'CartPole-v1'"),
+        ("BrockMirman-v0", {"calibration": "pateint"}, "Did you mean 'patient'"),
+        ("BrockMirman-v0", {"bta": 0.9}, "unknown option or parameter of BrockMirman-v0 'bta'. Did you mean 'beta'"),
+        ("BrockMirman-v0", {"concpt": "planner"}, "Did you mean 'concept'"),
+        ("BrockMirman-v0", {"beta": 1.5}, r"BrockMirman-v0: parameter beta = 1.5 must be finite and lie in \(0, 1\)"),
+        ("BrockMirman-v0", {"beta": 1.0}, "parameter beta"),
+        ("BrockMirman-v0", {"beta": float("nan")}, "parameter beta must be finite, got nan"),
+        ("BrockMirman-v0", {"sigma": float("inf")}, "parameter sigma must be finite, got inf"),
+        ("BrockMirman-v0", {"sigma": -0.1}, "parameter sigma"),
+        ("BrockMirman-v0", {"beta": "high"}, "parameter beta must be a number, got 'high'"),
+        ("BrockMirman-v0", {"max_steps_in_episode": 2.5}, "max_steps_in_episode must be a whole number, got 2.5"),
+        ("BrockMirman-v0", {"max_steps_in_episode": 0}, "max_steps_in_episode"),
+        ("CartPole-v1", {"calibration": "default"}, "comes from gymnax and has no calibrations"),
+        ("CartPole-v1", {"gravty": 9.0}, "Did you mean 'gravity'"),
+        ("CartPole-v1", {"max_steps_in_episode": 0}, "max_steps_in_episode"),
+    ],
+)
+def test_a_mistake_is_named(id, overrides, message):
+    with pytest.raises(UserError, match=message) as error:
+        equimorph.make(id, **overrides)
+    assert "\n" not in str(error.value)
+
+
+def test_a_value_takes_its_parameters_type():
+    """An integer gamma, as a command line reads it, must not turn powers into integer ones."""
+    defaults = equimorph.make("StochasticAK-v0")[1]
+    _, params = equimorph.make("StochasticAK-v0", gamma=5, mu=0.05, max_steps_in_episode=5.0)
+    assert jax.tree.map(lambda leaf: leaf.dtype, params) == jax.tree.map(lambda leaf: leaf.dtype, defaults)
+    assert (float(params.gamma), int(params.max_steps_in_episode)) == (5.0, 5)
+
+
+def test_every_parameter_has_a_domain_and_a_line_of_documentation():
+    for id in equimorph.list_envs():
+        _, params = equimorph.make(id)
+        for field in dataclasses.fields(params):
+            assert field.metadata.get("domain") is not None or field.name == "max_steps_in_episode", (id, field.name)
+            assert field.metadata.get("doc") or field.name == "max_steps_in_episode", (id, field.name)
+
+
+def test_ids_are_listed_in_order():
+    ids = equimorph.list_envs()
+    assert ids == sorted(ids)
+    assert {"BrockMirman-v0", "StochasticAK-v0", "CellCount-v0"} <= set(ids)
+    assert not set(ids) & set(gymnax.registered_envs)
+    for id in ids:
+        assert registry.spec(id).summary
+        assert "default" in registry.spec(id).calibrations
+
+
+def test_the_readers_own_environment(scratch):
+    @dataclasses.dataclass(frozen=True)
+    class Mine(BrockMirman):
+        pass
+
+    equimorph.register("Mine-v0", Mine, calibrations={"low": {"beta": 0.5}}, reward_scale="utility")
+    env, params = equimorph.make("Mine-v0", calibration="low")
+    assert type(env) is Mine
+    assert env.reward_scale == "utility"
+    assert float(params.beta) == 0.5
+    assert equimorph.make("Mine-v0", reward_scale="consumption")[0].reward_scale == "consumption"
+    assert "Mine-v0" in equimorph.list_envs()
+
+
+def test_a_factory_and_a_module_path(scratch):
+    def factory(concept="competitive"):
+        return BrockMirman(concept=concept)
+
+    equimorph.register("Factory-v0", factory)
+    equimorph.register("Path-v0", "equimorph.envs.economies.brock_mirman:BrockMirman")
+    assert equimorph.make("Factory-v0")[0].concept == "competitive"
+    assert equimorph.make("Factory-v0", concept="planner", beta=0.9)[0].concept == "planner"
+    assert equimorph.make("Path-v0")[0] == BrockMirman()
+
+
+def test_a_taken_or_empty_id_is_refused(scratch):
+    with pytest.raises(UserError, match="already registered"):
+        equimorph.register("BrockMirman-v0", BrockMirman)
+    with pytest.raises(UserError, match="must not be empty"):
+        equimorph.register("", BrockMirman)
+
+
+def test_an_id_of_gymnaxs_can_be_claimed_and_then_means_ours(scratch):
+    equimorph.register("CartPole-v1", BrockMirman)
+    assert equimorph.make("CartPole-v1")[0] == BrockMirman()
+
+
+def test_gymnaxs_ids_pass_through():
+    env, params = equimorph.make("CartPole-v1", gravity=5.0, max_steps_in_episode=9)
+    assert env.name == "CartPole-v1"
+    assert float(params.gravity) == 5.0
+    assert int(params.max_steps_in_episode) == 9
