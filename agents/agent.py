@@ -1,0 +1,173 @@
+"""The agent contract: what the loop asks of a learner, and what it hands over."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from ..envs.environment import Environment, EnvParams, EnvState
+from ..errors import UserError
+
+
+class View(NamedTuple):
+    """What agents see of one environment; the agent axis is always there.
+
+    Attributes:
+        observation: `[A, ...]`.
+        agent_mask: `[A]`, true where a living agent acts.
+        action_mask: `[A, n]`, true where an action is legal; None where all are.
+    """
+
+    observation: PyTree
+    agent_mask: Bool[Array, " A"]
+    action_mask: PyTree = None
+
+
+class Rollout(NamedTuple):
+    """Experience of T steps in N environments; every leaf starts with `[T, N]`.
+
+    `env_state` and `next_env_state` are both from before any reset, and `next_observation` belongs to the latter. What
+    an agent does not read is never stored: XLA removes it.
+    """
+
+    view: View
+    action: PyTree
+    reward: Float[Array, "T N A"]
+    discount: Float[Array, "T N A"]
+    terminated: Bool[Array, "T N"]
+    truncated: Bool[Array, "T N"]
+    next_observation: PyTree
+    env_state: EnvState
+    next_env_state: EnvState
+    successor: Int[Array, "T N A"]
+    memory: PyTree
+    extras: PyTree
+
+
+class Context(eqx.Module):
+    """What an update may know besides its own state.
+
+    Attributes:
+        env: the environment, static.
+        params: its parameters.
+        iteration: how many updates came before; int scalar.
+        num_iterations: how many are planned, for schedules; int scalar.
+    """
+
+    env: Environment = eqx.field(static=True)
+    params: EnvParams
+    iteration: Int[Array, ""]
+    num_iterations: Int[Array, ""]
+
+
+class Policy(eqx.Module):
+    """A trained (or untrained) policy, by itself: what evaluation, rendering and export use."""
+
+    @abc.abstractmethod
+    def __call__(self, view: View, key: Array | None = None) -> PyTree:
+        """Actions `[A, ...]` in one environment, in its units; sampled when a key is given, else deterministic."""
+
+
+class Agent(eqx.Module):
+    """A learning rule: hyperparameters only.
+
+    Numbers that can be swept are array leaves and vmap; what decides structure is static. The state that learning
+    changes is one pytree of arrays made by `init`.
+    """
+
+    @abc.abstractmethod
+    def required(self) -> frozenset[str]:
+        """Capabilities of an environment that this configuration needs."""
+
+    @abc.abstractmethod
+    def concept(self, env: Environment) -> str:
+        """The equilibrium concept that this learner finds in `env`."""
+
+    @abc.abstractmethod
+    def check(self, env: Environment, params: EnvParams, num_steps: int, num_envs: int) -> None:
+        """Raise `UserError` where this configuration does not fit; called once, before any tracing."""
+
+    @abc.abstractmethod
+    def init(self, key: Array, env: Environment, params: EnvParams) -> PyTree:
+        """The initial agent state: networks, head, stepper state, baselines: arrays only."""
+
+    @abc.abstractmethod
+    def initial_memory(self, state: PyTree, env: Environment, params: EnvParams) -> PyTree:
+        """Recurrent state of one environment, `[A, ...]`; `()` if there is none."""
+
+    @abc.abstractmethod
+    def act(
+        self, state: PyTree, memory: PyTree, view: View, key: Array, *, explore: bool = True
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        """Memory, action `[A, ...]` and extras for the update, in one environment."""
+
+    @abc.abstractmethod
+    def update(self, state: PyTree, rollout: Rollout, context: Context, key: Array) -> tuple[PyTree, dict[str, Array]]:
+        """The whole learning rule, pure: the next state and scalar metrics by name ("group/name")."""
+
+    @abc.abstractmethod
+    def policy(self, state: PyTree) -> Policy:
+        """The policy inside `state`."""
+
+
+def check_pair(agent: Agent, env: Environment, params: EnvParams, num_steps: int, num_envs: int) -> None:
+    """Refuse an agent and an environment that do not fit, before anything is traced.
+
+    Raises:
+        UserError: names what is missing or does not apply, and what would work.
+    """
+    name = type(agent).__name__
+    missing = agent.required() - env.capabilities
+    if missing:
+        raise UserError(
+            f"{name} needs {', '.join(sorted(map(repr, missing)))}, which {env.name} does not offer (it has "
+            f"{', '.join(sorted(env.capabilities)) or 'none'}); {_ADVICE[min(missing)]}"
+        )
+    found = agent.concept(env)
+    if found != env.concept:
+        raise UserError(
+            f"{name} finds the {found!r} solution of {env.name}, because its own action moves the aggregate, but the "
+            f"environment's concept is {env.concept!r}; use concept={found!r}, or agent 'deqn'"
+        )
+    agent.check(env, params, num_steps, num_envs)
+
+
+_ADVICE = {
+    "conditions": "train it with 'mappo' or 'reinforce', which need rewards only",
+    "differentiable": "train it with 'mappo' or 'reinforce', which need no derivatives",
+    "events": "use score='actions', or an environment in hazard mode (mode='hazard')",
+}
+
+
+def reward_learner_concept(env: Environment) -> str:
+    """What a learner of rewards finds: a single agent moves every aggregate itself: the planner's."""
+    return "planner" if env.num_agents == 1 else env.concept
+
+
+def scalar(value: Any) -> Float[Array, ""]:
+    """A hyperparameter as a strongly typed array leaf, so that changing it recompiles nothing."""
+    if isinstance(value, (bool, str)) or value is None:
+        raise UserError(f"expected a number, got {value!r}")
+    try:
+        return jnp.asarray(value, jnp.result_type(float))
+    except (TypeError, ValueError):
+        raise UserError(f"expected a number, got {value!r}") from None
+
+
+def optional_scalar(value: Any) -> Float[Array, ""] | None:
+    """`scalar`, with None left as it is."""
+    return None if value is None else scalar(value)
+
+
+def check_range(name: str, value: Any, low: float, high: float = float("inf")) -> None:
+    """Raise `UserError` unless `low <= value <= high` everywhere; traced values and None pass."""
+    if value is None or isinstance(value, jax.core.Tracer):
+        return
+    array = jnp.asarray(value)
+    if array.dtype == object or not bool(jnp.all((array >= low) & (array <= high))):
+        raise UserError(f"{name} = {value} must lie in [{low:g}, {high:g}]")

@@ -1,0 +1,165 @@
+"""Action heads: from a network's unbounded outputs to actions in an environment's units.
+
+A zero output is the environment's `centre`. The pre-squash sample is what rollouts store.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from typing import Any
+
+import distrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from ...envs import spaces
+from ...envs.environment import Environment, EnvParams
+from ...errors import UserError
+
+ILLEGAL = -1e9
+_GAUSS_X, _GAUSS_W = np.polynomial.hermite_e.hermegauss(5)
+_GAUSS_W = _GAUSS_W / _GAUSS_W.sum()
+
+
+class Head(eqx.Module):
+    """How outputs become a distribution over one agent's actions; leading axes are batch."""
+
+    @property
+    @abc.abstractmethod
+    def size(self) -> int:
+        """How many network outputs it takes."""
+
+    @abc.abstractmethod
+    def spread(self) -> PyTree:
+        """The initial value of its own trainable leaf (log standard deviations), or None."""
+
+    @abc.abstractmethod
+    def mode(self, output: Array, mask: PyTree = None) -> PyTree:
+        """The deterministic action."""
+
+    @abc.abstractmethod
+    def sample(self, key: Array, output: Array, spread: PyTree, mask: PyTree = None) -> tuple[PyTree, PyTree]:
+        """An action, and the raw sample that `log_prob` takes."""
+
+    @abc.abstractmethod
+    def log_prob(self, raw: PyTree, output: Array, spread: PyTree, mask: PyTree = None) -> Float[Array, "..."]:
+        """Log density, with respect to the environment's units, of the action made from `raw`."""
+
+    @abc.abstractmethod
+    def entropy(self, output: Array, spread: PyTree, mask: PyTree = None) -> Float[Array, "..."]:
+        """Entropy of the action's distribution in the environment's units."""
+
+
+class CategoricalHead(Head):
+    """Discrete(n): the outputs are logits. An all-illegal row is uniform, finite, with zero gradient."""
+
+    n: int = eqx.field(static=True)
+
+    @property
+    def size(self) -> int:
+        return self.n
+
+    def spread(self) -> None:
+        return None
+
+    def _distribution(self, output: Float[Array, "... n"], mask: Bool[Array, "... n"] | None):
+        return distrax.Categorical(logits=output if mask is None else jnp.where(mask, output, ILLEGAL))
+
+    def mode(self, output, mask=None) -> Int[Array, "..."]:
+        return jnp.asarray(self._distribution(output, mask).mode(), jnp.int32)
+
+    def sample(self, key, output, spread, mask=None):
+        action = self._distribution(output, mask).sample(seed=key).astype(jnp.int32)
+        return action, action
+
+    def log_prob(self, raw, output, spread, mask=None):
+        return self._distribution(output, mask).log_prob(raw)
+
+    def entropy(self, output, spread, mask=None):
+        return self._distribution(output, mask).entropy()
+
+
+class SquashedGaussianHead(Head):
+    """Box(low, high): a Gaussian through a logistic squash, `low + (high - low) sigmoid(2 x + offset)`.
+
+    This is a tanh squash of x shifted so that x = 0 is `centre`. The log density has the Jacobian in softplus form, so
+    that saturated actions stay finite (Haarnoja et al. 2018, appendix C).
+
+    Attributes:
+        low, high: bounds, of the action's shape.
+        offset: logit of the centre's position between them.
+        initial_std: of x, at the start.
+    """
+
+    low: Float[Array, "..."]
+    high: Float[Array, "..."]
+    offset: Float[Array, "..."]
+    initial_std: float = eqx.field(static=True)
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.low.shape, dtype=int))
+
+    def spread(self) -> Float[Array, "..."]:
+        return jnp.full(self.low.shape, math.log(self.initial_std), self.low.dtype)
+
+    def _shaped(self, output: Float[Array, "... size"]) -> Float[Array, "..."]:
+        return output.reshape(output.shape[:-1] + self.low.shape)
+
+    def _event_sum(self, x: Array) -> Array:
+        return x.sum(axis=tuple(range(x.ndim - self.low.ndim, x.ndim)))
+
+    def squash(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        """From the unbounded x to the environment's units."""
+        return self.low + (self.high - self.low) * jax.nn.sigmoid(2 * x + self.offset)
+
+    def _log_slope(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        u = 2 * x + self.offset
+        return jnp.log(2 * (self.high - self.low)) - jax.nn.softplus(u) - jax.nn.softplus(-u)
+
+    def mode(self, output, mask=None):
+        return self.squash(self._shaped(output))
+
+    def sample(self, key, output, spread, mask=None):
+        raw = distrax.Normal(self._shaped(output), jnp.exp(spread)).sample(seed=key)
+        return self.squash(raw), raw
+
+    def log_prob(self, raw, output, spread, mask=None):
+        normal = distrax.Normal(self._shaped(output), jnp.exp(spread))
+        return self._event_sum(jnp.asarray(normal.log_prob(raw)) - self._log_slope(raw))
+
+    def entropy(self, output, spread, mask=None):
+        mean = self._shaped(output)
+        x = jnp.asarray(_GAUSS_X, mean.dtype).reshape((-1,) + (1,) * mean.ndim)
+        slopes = self._log_slope(mean + jnp.exp(spread) * x)
+        correction = jnp.tensordot(jnp.asarray(_GAUSS_W, mean.dtype), slopes, axes=1)
+        return self._event_sum(jnp.asarray(distrax.Normal(mean, jnp.exp(spread)).entropy()) + correction)
+
+
+def make_head(env: Environment, params: EnvParams, initial_std: float = 0.5) -> Head:
+    """The head of one agent of `env`.
+
+    Raises:
+        UserError: an action space that no head serves, or bounds that are not finite.
+    """
+    space = env.agent_action_space(params)
+    if isinstance(space, spaces.Discrete):
+        return CategoricalHead(space.n)
+    if isinstance(space, spaces.Box):
+        dtype = jnp.result_type(float)
+        low, high = (jnp.broadcast_to(jnp.asarray(bound, dtype), space.shape) for bound in (space.low, space.high))
+        _check_bounds(env, low, high)
+        position = (jnp.asarray(env.centre(params), dtype) - low) / (high - low)
+        return SquashedGaussianHead(low, high, jax.scipy.special.logit(position), initial_std)
+    raise UserError(f"{env.name}: no action head for a {type(space).__name__} space; Discrete and Box have one")
+
+
+def _check_bounds(env: Environment, low: Any, high: Any) -> None:
+    if isinstance(low, jax.core.Tracer) or isinstance(high, jax.core.Tracer):
+        return
+    if not bool(jnp.all(jnp.isfinite(low) & jnp.isfinite(high) & (low < high))):
+        raise UserError(f"{env.name}: a Box action space needs finite bounds with low < high")
