@@ -1,0 +1,97 @@
+"""From a configuration to a run: histories, compilations, folders, seeds."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import equimorph
+from equimorph.errors import UserError
+from equimorph.training import loop
+from equimorph.training.config import resolve
+from equimorph.training.trainer import iterations_per_chunk, summary, train, train_from_config
+
+SMALL = {"num_envs": 4, "num_steps": 8}
+
+
+def small(agent="mappo", **training):
+    return resolve("BrockMirman-v0", agent, {"rollout": SMALL, "training": training})
+
+
+def test_history_has_a_number_for_every_iteration():
+    state, history = train_from_config(small(iterations=12))
+    assert int(state.iteration) == 12
+    assert {len(values) for values in history.values()} == {12}
+    assert np.isfinite(history["loss/policy"]).all()
+
+
+def test_whole_run_is_one_compilation():
+    """Chunks, another learning rate and another calibration reuse the one program."""
+    settings = {"rollout": {"num_envs": 3, "num_steps": 7}, "training": {"iterations": 12, "iterations_per_chunk": 3}}
+    before = loop._run_chunk._cache_size()
+    for agent in ({"minibatches": 1}, {"minibatches": 1, "learning_rate": 1e-2}):
+        for params in ({}, {"beta": 0.9}):
+            train_from_config(
+                resolve("BrockMirman-v0", "mappo", {**settings, "agent": agent, "env": {"params": params}})
+            )
+    assert loop._run_chunk._cache_size() - before == 1
+
+
+def test_episode_means_are_over_finished_episodes_only():
+    sums = {
+        "loss/policy": np.array([1.0, 3.0]),
+        "episode/finished": np.array([0, 4]),
+        "episode/return_sum": np.array([0.0, 10.0]),
+        "episode/length_sum": np.array([0, 40]),
+    }
+    report = summary(sums)
+    assert report["loss/policy"] == 2.0
+    assert report["episode/return"] == 2.5
+    assert report["episode/length"] == 10.0
+    nothing = summary({name: values[:1] for name, values in sums.items()})
+    assert np.isnan(nothing["episode/return"])
+
+
+@pytest.mark.parametrize(("iterations", "expected"), [(1, 1), (40, 1), (400, 10), (1000, 25), (13, 1)])
+def test_chunks_divide_the_run(iterations, expected):
+    assert iterations_per_chunk(iterations, None) == expected
+
+
+def test_chunk_that_does_not_divide_is_refused():
+    with pytest.raises(UserError, match="1, 2, 5, 10"):
+        iterations_per_chunk(10, 3)
+
+
+def test_run_folder_holds_the_policy_that_was_trained(tmp_path):
+    out = tmp_path / "run"
+    run = train("BrockMirman-v0", "deqn", iterations=2, out=str(out), rollout={"num_envs": 8, "num_steps": 16})
+    loaded = equimorph.load(out)
+    observation = np.zeros(2, np.float32)
+    np.testing.assert_array_equal(loaded.policy(observation), run.policy(observation))
+    assert not np.array_equal(jax.tree.leaves(loaded.state.nets)[0], jax.tree.leaves(loaded.untrained_state.nets)[0])
+    info = json.loads((out / "run.json").read_text())
+    assert info["finished"] is True
+    assert info["concept"] == "planner"
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [128, 256]
+    assert {"loss", "policy", "time"} <= set(lines[0])
+
+
+def test_seeds_are_side_by_side_and_each_is_its_own_run():
+    runs = train("BrockMirman-v0", "mappo", iterations=3, num_seeds=2, seed=5, rollout=SMALL).seeds
+    alone = train("BrockMirman-v0", "mappo", iterations=3, seed=6, rollout=SMALL)
+    observation = np.array([0.5, -0.5], np.float32)
+    assert runs[0].policy(observation) != runs[1].policy(observation)
+    np.testing.assert_allclose(runs[1].policy(observation), alone.policy(observation), rtol=1e-4)
+    assert runs[1].history["loss/value"].shape == (3,)
+
+
+def test_competitive_concept_is_refused_for_a_learner_of_rewards():
+    with pytest.raises(UserError, match=r"'planner'.*'competitive'"):
+        train("BrockMirman-v0", "mappo", iterations=1, env={"concept": "competitive"})
+
+
+def test_events_need_scored_events():
+    with pytest.raises(UserError, match="events"):
+        train("BrockMirman-v0", "reinforce", iterations=1, score="events")

@@ -1,0 +1,144 @@
+"""The command line. Nothing heavy is imported until a command runs, so that `--help` is instant."""
+
+import argparse
+import datetime
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..errors import UserError
+
+USER_MISTAKE = 2
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose mistakes are one line, as all of ours are."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    root = _Parser(prog="equimorph", description="Train and score learners on economies and growing tissues.")
+    root.add_argument("--version", action="store_true", help="print the version")
+    commands = root.add_subparsers(dest="command", metavar="COMMAND")
+
+    train = commands.add_parser("train", help="train a learner, score it, and keep the run")
+    train.add_argument("env", nargs="?", metavar="ENV", help="an environment's id; may stand in the file")
+    train.add_argument("--agent", metavar="NAME", help="mappo, reinforce or deqn")
+    train.add_argument("--iterations", type=int, metavar="N", help="collect and update, N times")
+    train.add_argument("--seed", type=int, metavar="S", help="the first seed")
+    train.add_argument("--num-seeds", type=int, metavar="K", help="seeds trained side by side")
+    train.add_argument("--out", metavar="DIR", help="the run folder; by default a new one in runs/")
+    train.add_argument("--config", metavar="FILE", help="settings in YAML")
+    _add_sets(train)
+    train.set_defaults(run=_train)
+
+    evaluate = commands.add_parser("evaluate", help="score the policy of a run folder")
+    evaluate.add_argument("dir", metavar="DIR", help="the run folder")
+    _add_sets(evaluate)
+    evaluate.set_defaults(run=_evaluate)
+
+    commands.add_parser("list", help="the environments").set_defaults(run=_list)
+
+    info = commands.add_parser("info", help="what an environment is, and what may be set")
+    info.add_argument("env", metavar="ENV", help="an environment's id")
+    info.set_defaults(run=_info)
+    return root
+
+
+def _add_sets(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--set", action="append", default=[], dest="sets", metavar="KEY=VALUE", help="such as env.params.beta=0.9"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        argv: the words after the program's name; None: the process's.
+
+    Returns:
+        The exit code: 0, or 2 for a mistake of the user's, which is told in one line. Whatever else goes wrong is
+        ours: it escapes with its traceback, and the interpreter exits with 1.
+    """
+    try:
+        args = parser().parse_args(argv)
+        if args.version:
+            from .. import __version__
+
+            print(f"equimorph {__version__}")
+        elif args.command is None:
+            raise UserError("a command is missing: train, evaluate, list or info (see equimorph --help)")
+        else:
+            args.run(args)
+    except UserError as error:
+        print(f"equimorph: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return USER_MISTAKE
+    return 0
+
+
+def _train(args: argparse.Namespace) -> None:
+    from .config import resolve
+    from .trainer import train_from_config
+
+    training = {"iterations": args.iterations, "seed": args.seed, "num_seeds": args.num_seeds}
+    flags: dict[str, Any] = {"training": {key: value for key, value in training.items() if value is not None}}
+    if args.out is not None:
+        flags["out"] = args.out
+    config = resolve(args.env, args.agent, flags, args.config, args.sets)
+    if config.out is None:
+        config = config.model_copy(update={"out": str(_new_folder(f"{config.env.id}-{config.agent.name}"))})
+    train_from_config(config)
+    _score(Path(str(config.out)), ())
+    print(f"\nrun folder: {config.out}")
+
+
+def _new_folder(name: str) -> Path:
+    """A folder in runs/ that is not there yet."""
+    stem = f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    path, count = Path("runs", stem), 1
+    while path.exists():
+        count += 1
+        path = Path("runs", f"{stem}-{count}")
+    return path
+
+
+def _evaluate(args: argparse.Namespace) -> None:
+    _score(Path(args.dir), args.sets)
+
+
+def _score(path: Path, sets: Sequence[str]) -> None:
+    """Score every seed of a run and print the table; keep it in the folder unless settings were changed."""
+    from .evaluate import evaluate
+    from .report import evaluation_table
+    from .run import EVALUATION, RunFolder, load
+
+    num_seeds = load(path).config.training.num_seeds
+    evaluations: dict[str, Mapping[str, Any]] = {}
+    for seed in range(num_seeds):
+        run = load(path, seed=seed)
+        name = "trained" if num_seeds == 1 else f"seed {run.config.training.seed + seed}"
+        evaluations[name] = evaluate(run.changed(sets) if sets else run)
+    print(evaluation_table(evaluations))
+    if not sets:
+        content = {"seeds": list(evaluations.values())} if num_seeds > 1 else evaluations["trained"]
+        RunFolder(path).write_json(EVALUATION, content)
+
+
+def _list(args: argparse.Namespace) -> None:
+    from ..envs.registry import list_envs, spec
+
+    ids = list_envs()
+    width = max(map(len, ids))
+    for env_id in ids:
+        print(f"{env_id:<{width}}  {spec(env_id).summary}".rstrip())
+
+
+def _info(args: argparse.Namespace) -> None:
+    from .describe import describe
+
+    print(describe(args.env))

@@ -1,0 +1,312 @@
+"""The configuration of a run: what may be set, where it comes from, and what is built from it.
+
+A setting has a dotted name (`agent.learning_rate`). It comes from, highest first: `--set`, a flag, a file, the
+preset of the pair, the default.
+"""
+
+import dataclasses
+import os
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from ..errors import UserError, did_you_mean, unknown
+from .coerce import coerce, number, whole
+from .presets import preset
+from .settings import apply_overrides, load_config, merge
+
+AGENTS = {"mappo": "MAPPO", "reinforce": "REINFORCE", "deqn": "DEQN"}
+
+Whole = Annotated[int, BeforeValidator(whole)]
+Count = Annotated[Whole, Field(ge=1)]
+Seed = Annotated[Whole, Field(ge=0, lt=2**32)]
+Number = Annotated[int | float, BeforeValidator(number)]
+
+
+class Section(BaseModel):
+    """A part of the configuration. Names that it does not know are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class EnvConfig(Section):
+    """Which environment, and how it is made. Any further key is one of its constructor's options.
+
+    Attributes:
+        id: one of `equimorph.list_envs()`, or an id of gymnax's.
+        calibration: a named calibration of that environment.
+        params: values of its parameters, on top of the calibration.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+    id: str
+    calibration: str | None = None
+    params: dict[str, Number] = {}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The constructor's options that were set."""
+        return dict(self.model_extra or {})
+
+
+class AgentConfig(Section):
+    """Which learner. Any further key is one of its hyperparameters, checked against its constructor.
+
+    Attributes:
+        name: "mappo", "reinforce" or "deqn".
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+    name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _hyperparameters(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or "name" not in values:
+            return values
+        hints = hyperparameters(values["name"])
+        checked = {"name": values["name"]}
+        for key in [key for key in values if key != "name"]:
+            if key not in hints:
+                raise _unknown_key(("agent", key), ["name", *hints], f"{values['name']} has no such hyperparameter")
+            checked[key] = coerce(values[key], hints[key], f"agent.{key}")
+        return checked
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """The hyperparameters that were set; the others keep the learner's defaults."""
+        return dict(self.model_extra or {})
+
+
+class RolloutConfig(Section):
+    """What is collected before each update.
+
+    Attributes:
+        num_envs: environments that run side by side, N.
+        num_steps: steps in each of them, T.
+        fresh_episodes: start every rollout from reset.
+    """
+
+    num_envs: Count = 64
+    num_steps: Count = 32
+    fresh_episodes: bool = False
+
+
+class TrainingConfig(Section):
+    """How long, and from which seeds.
+
+    Attributes:
+        iterations: collect and update, this many times.
+        iterations_per_chunk: iterations under one call of the compiled loop, between two reports; None chooses.
+        seed: the first seed.
+        num_seeds: seeds trained side by side.
+    """
+
+    iterations: Count = 200
+    iterations_per_chunk: Count | None = None
+    seed: Seed = 0
+    num_seeds: Count = 1
+
+
+class EvaluationConfig(Section):
+    """What the trained policy is scored on.
+
+    Attributes:
+        num_episodes: episodes, side by side.
+        horizon: steps in each; None chooses from the environment's time limit and discount.
+        seed: of the shocks, which all policies share.
+    """
+
+    num_episodes: Count = 256
+    horizon: Count | None = None
+    seed: Seed = 12345
+
+
+class LoggingConfig(Section):
+    """What is reported on the way.
+
+    Attributes:
+        tensorboard: write TensorBoard events into the run folder.
+        progress: show progress; None: only when the output is a terminal.
+    """
+
+    tensorboard: bool = True
+    progress: bool | None = None
+
+
+class Config(Section):
+    """Everything that determines a run.
+
+    Attributes:
+        out: the run folder; None keeps nothing on disk.
+    """
+
+    env: EnvConfig
+    agent: AgentConfig
+    rollout: RolloutConfig = RolloutConfig()
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    logging: LoggingConfig = LoggingConfig()
+    out: str | None = None
+
+
+def agent_class(name: str) -> type:
+    """The learner of that name.
+
+    Raises:
+        UserError: there is none; the message names the nearest.
+    """
+    from .. import agents
+
+    if name not in AGENTS:
+        raise unknown("agent", str(name), AGENTS)
+    return getattr(agents, AGENTS[name])
+
+
+def hyperparameters(name: str) -> dict[str, Any]:
+    """A learner's hyperparameters and their annotations.
+
+    Raises:
+        UserError: there is no learner of that name.
+    """
+    learner = agent_class(name)
+    hints = typing.get_type_hints(learner)
+    return {field.name: hints[field.name] for field in dataclasses.fields(learner) if field.init}
+
+
+def parse(tree: Mapping[str, Any]) -> Config:
+    """Check nested settings.
+
+    Raises:
+        UserError: the first thing that is wrong: its dotted name, the reason, and the nearest name that exists.
+    """
+    try:
+        return Config.model_validate(dict(tree))
+    except ValidationError as error:
+        raise _user_error(error) from None
+
+
+def resolve(
+    env_id: str | None = None,
+    agent: str | None = None,
+    flags: Mapping[str, Any] | None = None,
+    file: str | os.PathLike | None = None,
+    sets: Sequence[str] = (),
+) -> Config:
+    """Bring settings together: `sets` over `flags` over `file` over the pair's preset over the defaults.
+
+    Args:
+        env_id: the environment; None: the file's.
+        agent: the learner's name; None: the file's.
+        flags: nested settings, `{"training": {"iterations": 10}}`.
+        file: a YAML file.
+        sets: overrides as `apply_overrides` takes them.
+
+    Raises:
+        UserError: something is missing, unknown or out of range.
+    """
+    tree = load_config(file) if file else {}
+    named = {"env": {"id": env_id} if env_id else {}, "agent": {"name": agent} if agent else {}}
+    for part in (flags or {}, named):
+        _check_groups(tree, part)
+        tree = merge(tree, part)
+    tree = apply_overrides(tree, sets)
+    _check_groups(tree, named)
+    for section, key, how in [("env", "id", "an environment id"), ("agent", "name", "--agent")]:
+        if tree[section].get(key) is None:
+            raise UserError(f"{section}.{key} is missing: give {how}, or {section}.{key} in a configuration file")
+    return parse(merge(preset(str(tree["env"]["id"]), str(tree["agent"]["name"])), tree))
+
+
+def _check_groups(tree: Mapping[str, Any], part: Mapping[str, Any]) -> None:
+    """Refuse a plain value where `part` has a group of settings: the group would replace it unseen."""
+    for key, value in part.items():
+        if isinstance(value, Mapping) and not isinstance(tree.get(key, {}), Mapping):
+            raise UserError(f"{key} must be a group of settings, got {tree[key]!r}")
+
+
+def save_config(config: Config, path: str | os.PathLike) -> None:
+    """Write every setting, defaults included, as YAML that `load_config` and `parse` read back."""
+    Path(path).write_text(dump_config(config), encoding="utf-8")
+
+
+def dump_config(config: Config) -> str:
+    """The YAML text of every setting, defaults included."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def build(config: Config) -> tuple[Any, Any, Any]:
+    """Make what a configuration describes.
+
+    Returns:
+        The environment, its parameters, and the learner.
+
+    Raises:
+        UserError: the environment has no such option or parameter, a value lies outside its domain, or the learner
+            refuses its hyperparameters.
+    """
+    env, params = build_env(config.env)
+    return env, params, agent_class(config.agent.name)(**config.agent.hyperparameters)
+
+
+def build_env(config: EnvConfig) -> tuple[Any, Any]:
+    """The environment and its parameters, its keys checked by their dotted names.
+
+    Raises:
+        UserError: as for `build`.
+    """
+    from ..envs import registry
+
+    if config.id in registry.list_envs():
+        _check_env_keys(config, registry)
+    return registry.make(config.id, calibration=config.calibration, **config.options, **config.params)
+
+
+def _check_env_keys(config: EnvConfig, registry: Any) -> None:
+    options = registry.option_fields(registry.spec(config.id).load())
+    _, params = registry.make(config.id)
+    names = [field.name for field in dataclasses.fields(params)]
+    for key in config.options:
+        if key in names:
+            raise UserError(f"unknown key env.{key}: it is a parameter of {config.id}, so set env.params.{key}")
+        if key not in options:
+            raise _unknown_key(("env", key), [*EnvConfig.model_fields, *options], f"{config.id} has no such option")
+    for key in config.params:
+        if key in options and key not in names:
+            raise UserError(f"unknown key env.params.{key}: it is an option of {config.id}, so set env.{key}")
+        if key not in names:
+            raise _unknown_key(("env", "params", key), names, f"{config.id} has no such parameter")
+
+
+def _unknown_key(path: Sequence[str], candidates: Sequence[str], reason: str) -> UserError:
+    prefix = ".".join(path[:-1])
+    hint = did_you_mean(str(path[-1]), candidates).replace("mean '", f"mean '{prefix}." if prefix else "mean '")
+    listed = "" if hint else f" Known: {', '.join(sorted(candidates))}."
+    return UserError(f"unknown key {'.'.join(path)}: {reason}.{hint}{listed}")
+
+
+def _user_error(error: ValidationError) -> UserError:
+    """The first of pydantic's complaints, in one line of our words."""
+    first = error.errors()[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, UserError):
+        return cause
+    path = [str(part) for part in first["loc"] if not str(part).startswith("function-")]
+    if first["type"] == "extra_forbidden":
+        model: Any = Config
+        for name in path[:-1]:
+            model = model.model_fields[name].annotation
+        return _unknown_key(path, list(model.model_fields), "there is no such setting")
+    key = ".".join(path)
+    if first["type"] == "missing":
+        return UserError(f"{key} is missing")
+    if first["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return UserError(f"{key} must be a group of settings, got {first['input']!r}")
+    reason = str(cause) if cause else first["msg"].replace("Input should", "it should")
+    return UserError(f"{key}: {reason}, got {first['input']!r}")

@@ -1,0 +1,74 @@
+"""An environment in words: what `equimorph info` prints."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from ..envs import registry
+from ..envs.spaces import Box
+from .report import align
+
+
+def describe(env_id: str) -> str:
+    """What an environment is, what it offers, and everything that may be set.
+
+    Args:
+        env_id: one of `equimorph.list_envs()`, or an id of gymnax's.
+
+    Raises:
+        UserError: there is no such environment.
+    """
+    env, params = registry.make(env_id)
+    ours = env_id in registry.list_envs()
+    spec = registry.spec(env_id) if ours else None
+    reference = env.reference(params)
+    known = "none" if reference is None else f"{reference.concept}, {_accuracy(reference.tolerance)}"
+    lines = [
+        f"{env_id}: {spec.summary}" if spec else f"{env_id}: from gymnax",
+        "",
+        f"agents        {env.num_agents}",
+        f"observation   {_space(env.observation_space(params))}",
+        f"action        {_space(env.action_space(params))}",
+        f"concept       {env.concept}",
+        f"capabilities  {', '.join(sorted(env.capabilities)) or 'none'}",
+        f"known answer  {known}",
+    ]
+    if spec:
+        lines.append(f"calibrations  {', '.join(spec.calibrations) or 'none'}")
+        lines += _table("options (env.NAME)", [[name, repr(getattr(env, name))] for name in _options(spec, env)])
+    return "\n".join(lines + _table("parameters (env.params.NAME)", _parameters(params)))
+
+
+def _accuracy(tolerance: float) -> str:
+    return f"within {tolerance:g}" if tolerance else "exact"
+
+
+def _space(space: Any) -> str:
+    """A space in a few words; bounds at the edge of a float's range are none."""
+    if not isinstance(space, Box):
+        return str(space)
+    low, high = float(np.min(space.low)), float(np.max(space.high))
+    bounds = f" in [{low:g}, {high:g}]" if max(abs(low), abs(high)) < 1e30 else ""
+    return f"Box{list(space.shape)}{bounds}"
+
+
+def _options(spec: registry.EnvSpec, env: Any) -> list[str]:
+    return [name for name in registry.option_fields(spec.load()) if name in {f.name for f in dataclasses.fields(env)}]
+
+
+def _parameters(params: Any) -> list[list[str]]:
+    rows = []
+    for field in dataclasses.fields(params):
+        domain = field.metadata.get("domain")
+        value = np.array2string(np.asarray(getattr(params, field.name)), precision=6)
+        rows.append([field.name, value, "" if domain is None else str(domain), field.metadata.get("doc", "")])
+    return rows
+
+
+def _table(title: str, rows: list[list[str]]) -> list[str]:
+    """A titled table whose last column is text."""
+    if not rows:
+        return []
+    table = align([row[:-1] for row in rows]).splitlines()
+    return ["", title, *(f"  {line}  {row[-1]}".rstrip() for line, row in zip(table, rows, strict=True))]

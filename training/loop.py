@@ -1,0 +1,325 @@
+"""The loop every learner runs in: collect T steps in N environments, update, again, all under one jit.
+
+It never asks which agent it runs. Nothing inside a chunk calls the host; metrics come back once a chunk.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from ..agents.agent import Agent, Context, Rollout, View, check_pair
+from ..envs.environment import Environment, EnvParams, add_agent_axis, drop_agent_axis
+from ..errors import UserError
+
+SEED_AXIS = "seed"
+
+
+class TrainState(NamedTuple):
+    """The whole state of a run: donated, checkpointed and vmapped over seeds as one.
+
+    Attributes:
+        agent: the agent's state.
+        env_state, observation, memory: `[N, ...]`; the latter two with the agent axis.
+        running_return, running_length: `[N]`, of the episodes under way.
+        key: of the next iteration.
+        iteration: updates done; `num_iterations` are planned, for schedules.
+    """
+
+    agent: PyTree
+    env_state: PyTree
+    observation: PyTree
+    memory: PyTree
+    running_return: Float[Array, " N"]
+    running_length: Int[Array, " N"]
+    key: Array
+    iteration: Int[Array, ""]
+    num_iterations: Int[Array, ""]
+
+
+class Ends(NamedTuple):
+    """What episode statistics need of a rollout, `[T, N]`: the mean reward of the living, and ends of episodes."""
+
+    earned: Float[Array, "T N"]
+    done: Bool[Array, "T N"]
+
+
+class _Settings(NamedTuple):
+    """What a chunk is compiled for."""
+
+    env: Environment
+    agent: Agent
+    num_steps: int
+    iterations: int
+    fresh_episodes: bool
+    seeds: bool
+
+
+def create_train_state(
+    env: Environment,
+    params: EnvParams,
+    agent: Agent,
+    *,
+    num_envs: int,
+    num_iterations: int,
+    seed: int = 0,
+    num_seeds: int = 1,
+) -> TrainState:
+    """The state before the first iteration.
+
+    Args:
+        env, params, agent: the pair; what does not fit is refused by `make_train_step`.
+        num_envs: N environments, stepped together.
+        num_iterations: updates that schedules are laid out over.
+        seed: of everything random.
+        num_seeds: above 1, every leaf has a leading axis of that length; seed i alone is `seed + i`.
+
+    Raises:
+        UserError: a count below 1.
+    """
+    for name, value in (("num_envs", num_envs), ("num_iterations", num_iterations), ("num_seeds", num_seeds)):
+        _check_count(name, value)
+    dynamic, static = eqx.partition(agent, eqx.is_array)
+    create = functools.partial(_create, env=env, agent=static, num_envs=num_envs)
+    if num_seeds == 1:
+        return create(jax.random.key(seed), params, dynamic, jnp.int32(num_iterations))
+    keys = jax.vmap(jax.random.key)(seed + jnp.arange(num_seeds))
+    create_all = jax.vmap(create, in_axes=(0, None, None, None))
+    return create_all(keys, params, dynamic, jnp.int32(num_iterations))
+
+
+@functools.partial(jax.jit, static_argnames=("env", "agent", "num_envs"))
+def _create(key, params, dynamic, num_iterations, *, env: Environment, agent: Agent, num_envs: int) -> TrainState:
+    agent = eqx.combine(dynamic, agent)
+    key_agent, key_reset, key = jax.random.split(key, 3)
+    agent_state = agent.init(key_agent, env, params)
+    observation, env_state, memory = _reset(key_reset, env, params, agent, agent_state, num_envs)
+    return TrainState(
+        agent=agent_state,
+        env_state=env_state,
+        observation=observation,
+        memory=memory,
+        running_return=jnp.zeros((num_envs,), jnp.result_type(float)),
+        running_length=jnp.zeros((num_envs,), jnp.int32),
+        key=key,
+        iteration=jnp.int32(0),
+        num_iterations=num_iterations,
+    )
+
+
+def make_train_step(
+    env: Environment,
+    params: EnvParams,
+    agent: Agent,
+    *,
+    num_envs: int,
+    num_steps: int,
+    iterations: int = 1,
+    fresh_episodes: bool = False,
+    num_seeds: int = 1,
+) -> Callable[[TrainState], tuple[TrainState, dict[str, Array]]]:
+    """The chunk: `iterations` times collect and update, in one compiled call that consumes its argument.
+
+    Args:
+        env, params, agent: checked against each other here, before anything is traced.
+        num_envs: N environments, as in `create_train_state`.
+        num_steps: T steps in each, an iteration.
+        iterations: how many iterations a call runs.
+        fresh_episodes: every rollout starts from reset.
+        num_seeds: as in `create_train_state`.
+
+    Returns:
+        `train_step(state) -> (state, metrics)`. Metrics have a leading axis `[iterations]` (after `[num_seeds]`, if
+        there are several). `episode/return_sum`, `episode/length_sum` (and `episode/score_sum`) are sums over the
+        `episode/finished` episodes that ended, in each iteration.
+
+    Raises:
+        UserError: the pair does not fit, a count below 1, or rewards of the wrong shape.
+    """
+    counts = {"num_envs": num_envs, "num_steps": num_steps, "iterations": iterations, "num_seeds": num_seeds}
+    for name, value in counts.items():
+        _check_count(name, value)
+    check_pair(agent, env, params, num_steps, num_envs)
+    _check_reward(env, params)
+    dynamic, static = eqx.partition(agent, eqx.is_array)
+    settings = _Settings(env, static, num_steps, iterations, fresh_episodes, num_seeds > 1)
+
+    def train_step(state: TrainState) -> tuple[TrainState, dict[str, Array]]:
+        return _run_chunk(state, dynamic, params, settings=settings)
+
+    return train_step
+
+
+@functools.partial(jax.jit, static_argnames="settings", donate_argnames="state")
+def _run_chunk(state: TrainState, dynamic: PyTree, params: EnvParams, *, settings: _Settings):
+    """The one compiled function of a run."""
+
+    def chunk(state):
+        agent = eqx.combine(dynamic, settings.agent)
+        return jax.lax.scan(lambda s, _: _iterate(s, agent, params, settings), state, None, settings.iterations)
+
+    return jax.vmap(chunk, axis_name=SEED_AXIS)(state) if settings.seeds else chunk(state)
+
+
+def _iterate(state: TrainState, agent: Agent, params: EnvParams, settings: _Settings):
+    """One iteration: a rollout and an update."""
+    key, key_fresh, key_collect, key_update = jax.random.split(state.key, 4)
+    if settings.fresh_episodes:
+        num_envs = state.running_return.shape[0]
+        observation, env_state, memory = _reset(key_fresh, settings.env, params, agent, state.agent, num_envs)
+        state = state._replace(
+            observation=observation,
+            env_state=env_state,
+            memory=memory,
+            running_return=jnp.zeros_like(state.running_return),
+            running_length=jnp.zeros_like(state.running_length),
+        )
+    state, rollout, ends = collect(state, key_collect, settings.env, params, agent, settings.num_steps, settings.seeds)
+    state, episodes = _count_episodes(state, rollout, ends, settings.env, params)
+    context = Context(settings.env, params, state.iteration, state.num_iterations)
+    agent_state, metrics = agent.update(state.agent, rollout, context, key_update)
+    return state._replace(agent=agent_state, key=key, iteration=state.iteration + 1), {**metrics, **episodes}
+
+
+def collect(
+    state: TrainState,
+    key: Array,
+    env: Environment,
+    params: EnvParams,
+    agent: Agent,
+    num_steps: int,
+    under_seeds: bool = False,
+) -> tuple[TrainState, Rollout, Ends]:
+    """T steps of every environment with the current policy, with a reset only where one is due.
+
+    Args:
+        under_seeds: the call is vmapped over the axis `SEED_AXIS`.
+    """
+    num_envs = state.running_return.shape[0]
+
+    def step(carry, key_step):
+        env_state, observation, memory = carry
+        key_act, key_env, key_reset = jax.random.split(key_step, 3)
+        view = View(
+            observation,
+            jax.vmap(env.agent_mask, (0, None))(env_state, params),
+            jax.vmap(env.action_mask, (0, None))(env_state, params),
+        )
+        act = jax.vmap(agent.act, (None, 0, 0, 0))
+        next_memory, action, extras = act(state.agent, memory, view, jax.random.split(key_act, num_envs))
+        experience = _step_environments(jax.random.split(key_env, num_envs), env_state, action, env, params)
+        next_state, next_observation = experience["next_env_state"], experience["next_observation"]
+        next_memory = _move_memory(next_memory, env_state, next_state, env, params, agent, state.agent)
+        done = experience["terminated"] | experience["truncated"]
+        due = jax.lax.psum(done.any().astype(jnp.int32), SEED_AXIS) > 0 if under_seeds else done.any()
+
+        def reset():
+            fresh = _reset(key_reset, env, params, agent, state.agent, num_envs)
+            return _where(done, fresh, (next_observation, next_state, next_memory))
+
+        after = jax.lax.cond(due, reset, lambda: (next_observation, next_state, next_memory))
+        stored = Rollout(view=view, action=action, env_state=env_state, memory=memory, extras=extras, **experience)
+        living = jnp.where(view.agent_mask, stored.reward, 0).sum(-1)
+        earned = living / jnp.maximum(view.agent_mask.sum(-1), 1) if env.num_agents > 1 else living
+        return (after[1], after[0], after[2]), (stored, Ends(earned, done))
+
+    carry = (state.env_state, state.observation, state.memory)
+    carry, (rollout, ends) = jax.lax.scan(step, carry, jax.random.split(key, num_steps))
+    env_state, observation, memory = carry
+    return state._replace(env_state=env_state, observation=observation, memory=memory), rollout, ends
+
+
+def _step_environments(keys, env_state, action, env: Environment, params: EnvParams) -> dict[str, Any]:
+    """One transition of every environment, before any reset, with the agent axis."""
+
+    def one(key, state, act):
+        observation, next_state, reward, terminated, _ = env.step_env(key, state, drop_agent_axis(env, act), params)
+        discount = env.step_discount(state, next_state, params)
+        return {
+            "next_env_state": next_state,
+            "next_observation": add_agent_axis(env, observation),
+            "reward": add_agent_axis(env, reward),
+            "discount": jnp.broadcast_to(discount, (env.num_agents,)),
+            "terminated": terminated,
+            "truncated": env.is_truncated(next_state, params),
+            "successor": env.successor(state, next_state, params),
+        }
+
+    return jax.vmap(one)(keys, env_state, action)
+
+
+def _reset(key, env: Environment, params: EnvParams, agent: Agent, agent_state: PyTree, num_envs: int):
+    """Fresh observations, states and memories of all N environments."""
+    observation, env_state = jax.vmap(env.reset_env, (0, None))(jax.random.split(key, num_envs), params)
+    memory = agent.initial_memory(agent_state, env, params)
+    memory = jax.tree.map(lambda x: jnp.broadcast_to(x, (num_envs, *x.shape)), memory)
+    return jax.vmap(lambda x: add_agent_axis(env, x))(observation), env_state, memory
+
+
+def _move_memory(memory, env_state, next_state, env: Environment, params: EnvParams, agent: Agent, agent_state):
+    """Recurrent memory follows the agents: along `inherits`, fresh where a slot's holder is new."""
+    if not jax.tree.leaves(memory):
+        return memory
+
+    def one(m, state, following):
+        source = env.inherits(state, following, params)
+        moved = jax.tree.map(lambda x: x[jnp.maximum(source, 0)], m)
+        return _where(source < 0, agent.initial_memory(agent_state, env, params), moved)
+
+    return jax.vmap(one)(memory, env_state, next_state)
+
+
+def _count_episodes(state: TrainState, rollout: Rollout, ends: Ends, env: Environment, params: EnvParams):
+    """Sums over the episodes that ended in this rollout, and what the unfinished ones carry on.
+
+    What finished episodes earned is all that was earned, plus what was carried in, less what is carried out.
+    """
+    reward, done = ends
+    time = jnp.arange(done.shape[0], dtype=jnp.int32)[:, None]
+    last_end = jnp.where(done, time, -1).max(axis=0)
+    open_episode = time > last_end
+    carried_on = last_end < 0
+    running_return = jnp.where(open_episode, reward, 0).sum(0) + jnp.where(carried_on, state.running_return, 0)
+    running_length = open_episode.sum(0, dtype=jnp.int32) + jnp.where(carried_on, state.running_length, 0)
+    episodes = {
+        "episode/finished": done.sum(),
+        "episode/return_sum": reward.sum() + state.running_return.sum() - running_return.sum(),
+        "episode/length_sum": done.size + state.running_length.sum() - running_length.sum(),
+    }
+    if "score" in env.capabilities:
+        score = jax.vmap(jax.vmap(env.score, (0, None)), (0, None))(rollout.next_env_state, params)
+        episodes["episode/score_sum"] = jnp.where(done, score, 0).sum()
+    return state._replace(running_return=running_return, running_length=running_length), episodes
+
+
+def _where(condition: Bool[Array, " N"], chosen: PyTree, otherwise: PyTree) -> PyTree:
+    """Leaf by leaf along the first axis."""
+
+    def select(a, b):
+        return jnp.where(condition.reshape(condition.shape + (1,) * (b.ndim - condition.ndim)), a, b)
+
+    return jax.tree.map(select, chosen, otherwise)
+
+
+def _check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(f"{name} must be a whole number of at least 1, got {value!r}")
+
+
+def _check_reward(env: Environment, params: EnvParams) -> None:
+    """A reward of the wrong shape would broadcast silently; it is looked at once."""
+    key = jax.random.key(0)
+    state = jax.eval_shape(env.reset_env, key, params)[1]
+    action = jax.eval_shape(env.action_space(params).sample, key)
+    reward = jax.eval_shape(env.step_env, key, state, action, params)[2]
+    expected = () if env.num_agents == 1 else (env.num_agents,)
+    if reward.shape != expected:
+        raise UserError(
+            f"{env.name}: rewards have shape {reward.shape}; with {env.num_agents} agents it must be {expected}"
+        )

@@ -1,0 +1,53 @@
+"""Settings that are known to work, for pairs of an environment and a learner."""
+
+from collections.abc import Mapping
+from typing import Any
+
+# nested settings, as in a configuration file; they lie over the defaults and under everything that the user says
+PRESETS: dict[tuple[str, str], dict[str, Any]] = {
+    ("BrockMirman-v0", "deqn"): {
+        "agent": {"learning_rate": 3e-3},
+        "rollout": {"num_envs": 128, "num_steps": 16, "fresh_episodes": True},
+        "training": {"iterations": 1000},
+    },
+    ("BrockMirman-v0", "mappo"): {
+        "agent": {"learning_rate": 1e-3, "schedule": "linear", "initial_std": 0.2},
+        "rollout": {"num_envs": 64, "num_steps": 64},
+        "training": {"iterations": 120},
+    },
+    ("BrockMirman-v0", "reinforce"): {
+        "agent": {"schedule": "linear", "initial_std": 0.2, "unscored_tail": 16},
+        "rollout": {"num_envs": 256, "num_steps": 64, "fresh_episodes": True},
+        "training": {"iterations": 200},
+    },
+    ("StochasticAK-v0", "deqn"): {
+        "agent": {"learning_rate": 3e-3, "batch_size": 256},
+        "rollout": {"num_envs": 128, "num_steps": 32},
+        "training": {"iterations": 1000},
+    },
+    ("CellCount-v0", "reinforce"): {
+        "agent": {"learning_rate": 3e-3, "schedule": "linear", "widths": [32, 32]},
+        "rollout": {"num_envs": 32, "num_steps": 10, "fresh_episodes": True},
+        "training": {"iterations": 300},
+    },
+    ("CellCount-v0", "mappo"): {
+        "agent": {"learning_rate": 1e-3, "schedule": "linear", "widths": [32, 32]},
+        "rollout": {"num_envs": 32, "num_steps": 10, "fresh_episodes": True},
+        "training": {"iterations": 150},
+    },
+    ("CartPole-v1", "mappo"): {
+        "agent": {"learning_rate": 2.5e-4, "schedule": "linear", "entropy": 0.01},
+        "rollout": {"num_envs": 4, "num_steps": 128},
+        "training": {"iterations": 976},
+    },
+}
+
+
+def preset(env_id: str, agent_name: str) -> Mapping[str, Any]:
+    """The preset of a pair; empty where there is none.
+
+    Args:
+        env_id: an environment's id.
+        agent_name: a learner's name.
+    """
+    return PRESETS.get((env_id, agent_name), {})

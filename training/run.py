@@ -1,0 +1,255 @@
+"""The run folder: what a run leaves behind, and how it is used again.
+
+config.yaml      every setting
+metrics.jsonl    what was reported on the way; TensorBoard events beside it
+policy.eqx       the trained learner's state
+untrained.eqx    the same before training
+run.json         what produced it, and whether it finished
+evaluation.json  how it scored
+"""
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from ..agents.agent import View
+from ..envs.environment import add_agent_axis, drop_agent_axis
+from ..errors import UserError
+from .config import Config, build, build_env, dump_config, parse
+from .metrics import plain
+from .settings import apply_overrides, load_config
+from .storage import fingerprint, load_tree, save_tree, write_text
+
+CONFIG, INFO, TRAINED, UNTRAINED, EVALUATION = (
+    "config.yaml",
+    "run.json",
+    "policy.eqx",
+    "untrained.eqx",
+    "evaluation.json",
+)
+PACKAGES = ("equimorph", "jax", "equinox", "optax", "distrax", "gymnax", "jax-morph")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """A run folder that is being written. Every file in it is whole at any moment.
+
+    Attributes:
+        path: the folder.
+    """
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: str | os.PathLike) -> "RunFolder":
+        """Make a new folder; an empty one is taken over.
+
+        Raises:
+            UserError: there is something at `path` already, or the folder cannot be made. Nothing is ever overwritten.
+        """
+        path = Path(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            taken = any(path.iterdir())
+        except OSError as error:
+            raise UserError(f"cannot make the run folder {os.fspath(path)!r}: {error.strerror}") from None
+        if taken:
+            what = "already holds a run" if (path / CONFIG).exists() else "is not empty"
+            raise UserError(f"the run folder {os.fspath(path)!r} {what}; choose another one, nothing is overwritten")
+        return cls(path)
+
+    def write_config(self, config: Config) -> None:
+        """Write every setting."""
+        write_text(self.path / CONFIG, dump_config(config))
+
+    def write_state(self, state: PyTree[Array], *, untrained: bool = False) -> None:
+        """Write a learner's state, with a leading axis over seeds where there are several."""
+        save_tree(self.path / (UNTRAINED if untrained else TRAINED), state)
+
+    def write_info(self, config: Config, concept: str, state: PyTree[Array], *, finished: bool) -> None:
+        """Write what the run is, what produced it, and whether it finished."""
+        info = {
+            "environment": config.env.id,
+            "concept": concept,
+            "agent": config.agent.name,
+            "num_seeds": config.training.num_seeds,
+            "finished": finished,
+            "structure": fingerprint(state),
+            "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+        }
+        self.write_json(INFO, info)
+
+    def write_json(self, name: str, content: Any) -> None:
+        """Write strict JSON: numbers that are not finite become null."""
+        write_text(self.path / name, json.dumps(plain(content), indent=2, allow_nan=False) + "\n")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run that was loaded from its folder.
+
+    Attributes:
+        path: the folder.
+        config: its settings.
+        env: the environment.
+        params: its parameters.
+        agent: the learner (hyperparameters).
+        state: the trained learner's state, of one seed.
+        untrained_state: the same before training.
+        info: what `run.json` says.
+        history: metrics by name over iterations, where the run has just been trained.
+        seeds: the runs of all seeds, this one included, where it has just been trained.
+    """
+
+    path: Path | None
+    config: Config
+    env: Any
+    params: Any
+    agent: Any
+    state: PyTree[Array]
+    untrained_state: PyTree[Array]
+    info: Mapping[str, Any]
+    history: Mapping[str, Any] | None = dataclasses.field(default=None, repr=False)
+    seeds: tuple["Run", ...] = dataclasses.field(default=(), repr=False)
+
+    @property
+    def concept(self) -> str:
+        """The equilibrium concept that the run was trained for."""
+        return self.info["concept"]
+
+    def policy(self, observation: PyTree, *, agent_mask: Any = None, action_mask: Any = None) -> PyTree[Array]:
+        """The trained policy's action: deterministic, in the environment's own units.
+
+        Args:
+            observation: what `env.reset` and `env.step` return, `[O]` for one agent and `[A, O]` for several; NumPy or
+                JAX. A batch has one more axis in front.
+            agent_mask: which slots hold a living agent, bool[A]; None: all. With a batch, `[batch, A]`.
+            action_mask: legal discrete actions, as the environment's `action_mask` gives them; None: all. With a batch,
+                one more axis in front.
+
+        Returns:
+            The action that `env.step` takes, with the batch's axis in front where there is one.
+
+        Raises:
+            UserError: the observation is of another shape; the message names the expected one.
+        """
+        observation, batched = self._checked(observation)
+        if agent_mask is None:
+            lead = jax.tree.leaves(observation)[0].shape[:1] if batched else ()
+            agent_mask = jnp.ones((*lead, self.env.num_agents), bool)
+        act = _act_on_batch if batched else _act
+        return act(self.agent, self.env, self.state, observation, jnp.asarray(agent_mask, bool), action_mask)
+
+    def changed(self, sets: Sequence[str]) -> "Run":
+        """The same policy in a changed environment, or with another evaluation.
+
+        Args:
+            sets: overrides such as "env.params.beta=0.9", of `env` and `evaluation` only.
+
+        Raises:
+            UserError: an override names something else, something unknown, or a value out of range.
+        """
+        for override in sets:
+            if override.split("=")[0].strip().split(".")[0] not in ("env", "evaluation"):
+                raise UserError(f"cannot set {override!r} of a finished run; only env and evaluation may change")
+        config = parse(apply_overrides(self.config.model_dump(), sets))
+        env, params = build_env(config.env)
+        return dataclasses.replace(self, config=config, env=env, params=params)
+
+    def _checked(self, observation: PyTree) -> tuple[PyTree[Array], bool]:
+        """The observation as arrays of the expected dtype, and whether it is a batch."""
+        expected, _ = jax.eval_shape(self.env.reset, jax.random.key(0), self.params)
+        try:
+            given = jax.tree.map(lambda like, leaf: jnp.asarray(leaf, like.dtype), expected, observation)
+        except (TypeError, ValueError):
+            raise UserError(
+                f"an observation of {self.config.env.id} is {_shapes(expected)}; got {observation!r}"
+            ) from None
+        pairs = list(zip(jax.tree.leaves(expected), jax.tree.leaves(given), strict=True))
+        if all(like.shape == leaf.shape for like, leaf in pairs):
+            return given, False
+        if all(leaf.ndim and like.shape == leaf.shape[1:] for like, leaf in pairs):
+            return given, True
+        raise UserError(
+            f"an observation of {self.config.env.id} has shape {_shapes(expected)}, or a batch of that; "
+            f"got {_shapes(given)}"
+        )
+
+
+def _shapes(tree: PyTree) -> Any:
+    return jax.tree.map(lambda leaf: tuple(leaf.shape), tree)
+
+
+@eqx.filter_jit
+def _act(agent: Any, env: Any, state: PyTree, observation: PyTree, agent_mask: Array, action_mask: PyTree) -> PyTree:
+    view = View(add_agent_axis(env, observation), agent_mask, action_mask)
+    return drop_agent_axis(env, agent.policy(state)(view))
+
+
+@eqx.filter_jit
+def _act_on_batch(
+    agent: Any, env: Any, state: PyTree, observation: PyTree, agent_mask: Array, action_mask: PyTree
+) -> PyTree:
+    def one(observation: PyTree, agent_mask: Array, action_mask: PyTree) -> PyTree:
+        return _act(agent, env, state, observation, agent_mask, action_mask)
+
+    return jax.vmap(one)(observation, agent_mask, action_mask)
+
+
+def load(path: str | os.PathLike, *, seed: int = 0) -> Run:
+    """Open a run folder.
+
+    Args:
+        path: the folder that a run was written to.
+        seed: which of the run's seeds, counted from 0.
+
+    Raises:
+        UserError: the folder or one of its files is missing, damaged, or does not fit the rest, or there is no such
+            seed.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise UserError(f"there is no run folder {os.fspath(path)!r}")
+    if not (path / CONFIG).is_file():
+        raise UserError(f"{os.fspath(path)!r} is not a run folder: it has no {CONFIG}")
+    config = parse(load_config(path / CONFIG))
+    info = _read_info(path / INFO)
+    if not 0 <= seed < config.training.num_seeds:
+        raise UserError(
+            f"{os.fspath(path)!r} has {config.training.num_seeds} seeds, counted from 0; there is no {seed}"
+        )
+    env, params, agent = build(config)
+    like = state_structure(config, env, params, agent)
+    state, untrained_state = (load_tree(path / name, like) for name in (TRAINED, UNTRAINED))
+    if config.training.num_seeds > 1:
+        state, untrained_state = jax.tree.map(lambda leaf: leaf[seed], (state, untrained_state))
+    return Run(path, config, env, params, agent, state, untrained_state, info)
+
+
+def state_structure(config: Config, env: Any, params: Any, agent: Any) -> PyTree[jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of what `RunFolder.write_state` writes; nothing is computed."""
+    keys = jax.random.split(jax.random.key(0), config.training.num_seeds)
+    if config.training.num_seeds > 1:
+        return jax.eval_shape(jax.vmap(lambda key: agent.init(key, env, params)), keys)
+    return jax.eval_shape(lambda key: agent.init(key, env, params), keys[0])
+
+
+def _read_info(path: Path) -> dict[str, Any]:
+    try:
+        info = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {os.fspath(path)!r}: {error.strerror}; did the run finish?") from None
+    except ValueError:
+        raise UserError(f"{os.fspath(path)!r} is damaged: it is not JSON") from None
+    if not isinstance(info, dict) or not isinstance(info.get("concept"), str):
+        raise UserError(f"{os.fspath(path)!r} is damaged: it does not name the run's concept")
+    return info

@@ -1,0 +1,232 @@
+"""Training as a whole: from a configuration to a trained policy and its record."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from ..errors import UserError
+from .compilation import use_compilation_cache
+from .config import Config, build, parse, resolve
+from .loop import TrainState, create_train_state, make_train_step
+from .metrics import MetricsWriter, Progress
+from .run import Run, RunFolder
+
+REPORTS = 40
+
+History = dict[str, np.ndarray]
+
+
+def train_from_config(config: Config | Mapping[str, Any]) -> tuple[TrainState, History]:
+    """Run a configuration to its end; with `out` set, keep the run in that folder.
+
+    Args:
+        config: a `Config`, or nested settings that make one.
+
+    Returns:
+        The final train state, and every metric by name over iterations, `[iterations]`, or `[iterations, seeds]` with
+        several. `episode/return` and its like are means over the episodes that ended in an iteration, NaN where none
+        did.
+
+    Raises:
+        UserError: something does not fit, or `out` is taken.
+    """
+    state, history, _ = _train(config if isinstance(config, Config) else parse(config))
+    return state, history
+
+
+def train(
+    env_id: str,
+    agent: str = "mappo",
+    *,
+    iterations: int | None = None,
+    seed: int | None = None,
+    num_seeds: int | None = None,
+    out: str | None = None,
+    env: Mapping[str, Any] | None = None,
+    rollout: Mapping[str, Any] | None = None,
+    evaluation: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+    **hyperparameters: Any,
+) -> Run:
+    """Train an agent on an environment, by name.
+
+    Args:
+        env_id: one of `list_envs()`, or an id of gymnax's.
+        agent: "mappo", "reinforce" or "deqn".
+        iterations, seed, num_seeds: of the run; None takes the preset's.
+        out: the run folder; None keeps nothing on disk.
+        env: further settings of the environment: `{"concept": "competitive", "params": {"eta": 0.2}}`.
+        rollout: `num_envs`, `num_steps`, `fresh_episodes`.
+        evaluation: `num_episodes`, `horizon`, `seed`.
+        progress: show it; None: only on a terminal.
+        **hyperparameters: of the agent.
+
+    Returns:
+        The run of the first seed; `run.seeds` holds all of them.
+
+    Raises:
+        UserError: an unknown name, a value out of range, or a pair that does not fit.
+
+    Example:
+        >>> run = train("BrockMirman-v0", "deqn", iterations=2)
+        >>> run.policy([0.0, 0.0]).shape
+        (1,)
+    """
+    counts = {"iterations": iterations, "seed": seed, "num_seeds": num_seeds}
+    flags: dict[str, Any] = {
+        "env": dict(env or {}),
+        "agent": dict(hyperparameters),
+        "rollout": dict(rollout or {}),
+        "evaluation": dict(evaluation or {}),
+        "training": {name: value for name, value in counts.items() if value is not None},
+        "logging": {} if progress is None else {"progress": progress},
+    }
+    if out is not None:
+        flags["out"] = str(out)
+    return _train(resolve(env_id, agent, flags))[2]
+
+
+def _train(config: Config) -> tuple[TrainState, History, Run]:
+    """The run itself; files are written as it goes."""
+    use_compilation_cache()
+    env, params, agent = build(config)
+    rollout, training = config.rollout, config.training
+    chunk = iterations_per_chunk(training.iterations, training.iterations_per_chunk)
+    train_step = make_train_step(
+        env,
+        params,
+        agent,
+        num_envs=rollout.num_envs,
+        num_steps=rollout.num_steps,
+        iterations=chunk,
+        fresh_episodes=rollout.fresh_episodes,
+        num_seeds=training.num_seeds,
+    )
+    state = create_train_state(
+        env,
+        params,
+        agent,
+        num_envs=rollout.num_envs,
+        num_iterations=training.iterations,
+        seed=training.seed,
+        num_seeds=training.num_seeds,
+    )
+    folder = None if config.out is None else RunFolder.create(config.out)
+    untrained = jax.tree.map(np.asarray, state.agent)
+    concept = agent.concept(env)
+    if folder is not None:
+        folder.write_config(config)
+        folder.write_state(untrained, untrained=True)
+        folder.write_info(config, concept, untrained, finished=False)
+    state, history = _run_chunks(train_step, state, config, chunk, folder)
+    if folder is not None:
+        folder.write_state(state.agent)
+        folder.write_info(config, concept, state.agent, finished=True)
+    runs = _runs(config, env, params, agent, state.agent, untrained, concept, history)
+    return state, history, runs
+
+
+def _run_chunks(train_step, state: TrainState, config: Config, chunk: int, folder: RunFolder | None):
+    """Call the compiled chunk until all iterations are done, and report after each."""
+    steps = config.rollout.num_envs * config.rollout.num_steps
+    iterations = config.training.iterations
+    chunks: list[History] = []
+    writer = None if folder is None else MetricsWriter(folder.path, tensorboard=config.logging.tensorboard)
+    total = steps * config.training.num_seeds
+    try:
+        with Progress(iterations, total, enabled=config.logging.progress) as progress:
+            for done in range(chunk, iterations + 1, chunk):
+                started = time.perf_counter()
+                state, metrics = train_step(state)
+                metrics = {name: np.moveaxis(np.asarray(m), -1, 0) for name, m in metrics.items()}
+                seconds = time.perf_counter() - started
+                chunks.append(_with_episode_means(metrics))
+                report = summary(metrics)
+                progress.update(done, _first(report.get("episode/score", report.get("episode/return"))))
+                if writer is not None:
+                    rate = {"time/steps_per_second": chunk * total / seconds, "time/iteration": done}
+                    writer.write(done * steps, report | rate)
+    finally:
+        if writer is not None:
+            writer.close()
+    return state, {name: np.concatenate([c[name] for c in chunks]) for name in chunks[0]}
+
+
+def iterations_per_chunk(iterations: int, wanted: int | None) -> int:
+    """How many iterations one compiled call runs: a divisor, so that nothing is compiled twice.
+
+    Raises:
+        UserError: `wanted` does not divide `iterations`; the message names what would.
+    """
+    divisors = [d for d in range(1, iterations + 1) if iterations % d == 0]
+    if wanted is None:
+        target = max(1.0, iterations / REPORTS)
+        return min(divisors, key=lambda d: abs(math.log(d / target)))
+    if wanted not in divisors:
+        raise UserError(
+            f"training.iterations_per_chunk = {wanted} does not divide training.iterations = {iterations}; it can be "
+            f"{', '.join(map(str, divisors))}"
+        )
+    return wanted
+
+
+def summary(metrics: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """One report of a chunk: means over its iterations `[K, ...]`, and over the episodes that ended in it.
+
+    A value is a float, or one a seed; NaN where no episode has ended.
+    """
+    episodes = {name: values for name, values in metrics.items() if name.startswith("episode/")}
+    report = {name: values.mean(axis=0) for name, values in metrics.items() if name not in episodes}
+    return report | _episode_means({name: values.sum(axis=0) for name, values in episodes.items()})
+
+
+def _with_episode_means(metrics: Mapping[str, np.ndarray]) -> History:
+    episodes = {name: values for name, values in metrics.items() if name.startswith("episode/")}
+    return {name: values for name, values in metrics.items() if name not in episodes} | _episode_means(episodes)
+
+
+def _episode_means(sums: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Means over finished episodes from their sums; NaN where none has finished."""
+    finished = np.asarray(sums["episode/finished"], float)
+    count = np.where(finished > 0, finished, np.nan)
+    means = {name.removesuffix("_sum"): value / count for name, value in sums.items() if name.endswith("_sum")}
+    return means | {"episode/finished": finished}
+
+
+def _first(value: Any) -> float | None:
+    """A single number for the progress bar: the mean over seeds."""
+    return None if value is None else float(np.mean(value))
+
+
+def _runs(config, env, params, agent, trained: PyTree, untrained: PyTree, concept: str, history: History) -> Run:
+    """The run of every seed; the first one carries them all."""
+    count = config.training.num_seeds
+
+    def one(index: int, seeds: Sequence[Run] = ()) -> Run:
+        def pick(tree: PyTree) -> PyTree:
+            return tree if count == 1 else jax.tree.map(lambda x: x[index], tree)
+
+        mine = {name: values if count == 1 else values[:, index] for name, values in history.items()}
+        return Run(
+            path=None if config.out is None else Path(config.out),
+            config=config,
+            env=env,
+            params=params,
+            agent=agent,
+            state=pick(trained),
+            untrained_state=pick(untrained),
+            info={"concept": concept},
+            history=mine,
+            seeds=tuple(seeds),
+        )
+
+    first = one(0)
+    return one(0, [first, *(one(index) for index in range(1, count))])
