@@ -32,12 +32,30 @@ class ActorCritic(eqx.Module):
     critic: MLP
 
 
+class ValueScale(NamedTuple):
+    """Running moments of the value targets, exponentially weighted; `weight` undoes their start at zero."""
+
+    mean: Float[Array, ""]
+    square: Float[Array, ""]
+    weight: Float[Array, ""]
+
+    def moments(self) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """Debiased mean and standard deviation: 0 and 1 before anything was seen."""
+        seen = self.weight > 0
+        weight = jnp.where(seen, self.weight, 1)
+        mean = self.mean / weight
+        variance = jnp.maximum(self.square / weight - mean**2, 0)
+        floor = 1e-4 * jnp.abs(mean) + 1e-8
+        return mean, jnp.where(seen, jnp.maximum(jnp.sqrt(variance), floor), 1)
+
+
 class MAPPOState(NamedTuple):
     """What learning changes, and the head it acts through."""
 
     nets: ActorCritic
     head: Head
     stepper: PyTree
+    values: ValueScale
 
 
 class Extras(NamedTuple):
@@ -74,6 +92,9 @@ class MAPPO(Agent):
         clip: of the probability ratio.
         entropy: coefficient of the entropy bonus.
         value_coefficient: weight of the mean squared value error.
+        normalise_values: the critic predicts values in units of their running mean and standard deviation (van Hasselt
+            et al. 2016, output-preserving), so that the scale of rewards does not matter.
+        value_decay: of those running moments, per iteration.
         epochs: passes over each batch.
         minibatches: each pass is cut into; T x N must divide by it.
         critic: what values see: each agent's observation ("local"), the environment's `world_state` ("global"), or
@@ -93,6 +114,8 @@ class MAPPO(Agent):
     clip: Float[Array, ""] = eqx.field(default=0.2, converter=scalar)
     entropy: Float[Array, ""] = eqx.field(default=0.0, converter=scalar)
     value_coefficient: Float[Array, ""] = eqx.field(default=0.5, converter=scalar)
+    normalise_values: bool = eqx.field(default=True, static=True)
+    value_decay: Float[Array, ""] = eqx.field(default=0.99, converter=scalar)
     epochs: int = eqx.field(default=4, static=True)
     minibatches: int = eqx.field(default=4, static=True)
     critic: str = eqx.field(default="global+local", static=True)
@@ -108,6 +131,7 @@ class MAPPO(Agent):
         check_range("gamma", self.gamma, 0, 1)
         check_range("gae_lambda", self.gae_lambda, 0, 1)
         check_range("clip", self.clip, 0)
+        check_range("value_decay", self.value_decay, 0, 1)
         check_range("epochs", self.epochs, 1)
         check_range("minibatches", self.minibatches, 1)
         if self.critic not in CRITICS:
@@ -136,7 +160,8 @@ class MAPPO(Agent):
         size = jax.eval_shape(lambda k: self._critic_inputs_at_reset(k, env, params), key).shape[-1]
         critic = MLP(key_critic, size, 1, self.widths, self.activation, 1.0)
         nets = ActorCritic(actor, critic)
-        return MAPPOState(nets, head, self.stepper.init(nets))
+        zero = jnp.zeros((), jnp.result_type(float))
+        return MAPPOState(nets, head, self.stepper.init(nets), ValueScale(zero, zero, zero))
 
     def initial_memory(self, state, env, params) -> tuple:
         return ()
@@ -153,7 +178,13 @@ class MAPPO(Agent):
         return ActorPolicy(state.nets.actor, state.head)
 
     def update(self, state: MAPPOState, rollout: Rollout, context: Context, key: Array):
-        batch = self._batch(state.nets, rollout, context)
+        batch = self._batch(state, rollout, context)
+        nets, values = state.nets, state.values
+        if self.normalise_values:
+            values = self._follow_targets(values, batch)
+            nets = rescale_critic(nets, state.values.moments(), values.moments())
+            mean, std = values.moments()
+            batch = batch._replace(target=jnp.where(batch.mask, (batch.target - mean) / std, 0))
         planned = context.num_iterations * self.epochs * self.minibatches
         done_before = context.iteration * self.epochs * self.minibatches
 
@@ -169,12 +200,12 @@ class MAPPO(Agent):
             shuffled = shuffle(key_epoch, batch, self.minibatches)
             return jax.lax.scan(minibatch_step, carry, shuffled)
 
-        carry = (state.nets, state.stepper, done_before)
+        carry = (nets, state.stepper, done_before)
         (nets, stepper, _), history = jax.lax.scan(epoch, carry, jax.random.split(key, self.epochs))
         metrics = {name: values.mean() for name, values in history.items()}
         metrics["policy/first_ratio_error"] = history["policy/ratio_error"][0, 0]
         del metrics["policy/ratio_error"]
-        return MAPPOState(nets, state.head, stepper), metrics
+        return MAPPOState(nets, state.head, stepper, values), metrics
 
     # -- inside an update -------------------------------------------------------------------------------------------
 
@@ -199,15 +230,25 @@ class MAPPO(Agent):
         mask = env.agent_mask(env_state, params)
         return self._critic_inputs(env, params, add_agent_axis(env, observation), mask, env_state)
 
-    def _batch(self, nets: ActorCritic, rollout: Rollout, context: Context) -> Batch:
-        """Advantages and targets from the whole rollout, flattened to transitions."""
-        env, params = context.env, context.params
+    def _follow_targets(self, values: ValueScale, batch: Batch) -> ValueScale:
+        """The running moments with this batch's targets in them."""
+        keep, new = self.value_decay, 1 - self.value_decay
+        return ValueScale(
+            keep * values.mean + new * masked_mean(batch.target, batch.mask),
+            keep * values.square + new * masked_mean(batch.target**2, batch.mask),
+            keep * values.weight + new,
+        )
+
+    def _batch(self, state: MAPPOState, rollout: Rollout, context: Context) -> Batch:
+        """Advantages and targets, in units of the reward, from the whole rollout, flattened to transitions."""
+        env, params, nets = context.env, context.params, state.nets
+        mean, std = state.values.moments() if self.normalise_values else (0.0, 1.0)
         mask = rollout.view.agent_mask
         next_mask = jax.vmap(jax.vmap(lambda s: env.agent_mask(s, params)))(rollout.next_env_state)
         inputs = self._critic_inputs(env, params, rollout.view.observation, mask, rollout.env_state)
         next_inputs = self._critic_inputs(env, params, rollout.next_observation, next_mask, rollout.next_env_state)
-        value = jnp.where(mask, nets.critic(inputs)[..., 0], 0)
-        next_value = jnp.where(next_mask, nets.critic(next_inputs)[..., 0], 0)
+        value = jnp.where(mask, mean + std * nets.critic(inputs)[..., 0], 0)
+        next_value = jnp.where(next_mask, mean + std * nets.critic(next_inputs)[..., 0], 0)
         advantage = generalised_advantage(
             jnp.where(mask, rollout.reward, 0),
             value,
@@ -253,6 +294,15 @@ class MAPPO(Agent):
             "policy/ratio_error": jnp.max(jnp.abs(ratio - 1)),
         }
         return Terms(losses, None, aux)
+
+
+def rescale_critic(nets: ActorCritic, old: tuple[Array, Array], new: tuple[Array, Array]) -> ActorCritic:
+    """The critic whose outputs in the new mean and standard deviation are the values it had in the old ones."""
+    (old_mean, old_std), (new_mean, new_std) = old, new
+    last = nets.critic.layers[-1]
+    weight = last.weight * old_std / new_std
+    bias = (last.bias * old_std + old_mean - new_mean) / new_std
+    return eqx.tree_at(lambda n: (n.critic.layers[-1].weight, n.critic.layers[-1].bias), nets, (weight, bias))
 
 
 def shuffle(key: Array, batch: PyTree, minibatches: int) -> PyTree:

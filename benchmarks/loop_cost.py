@@ -62,7 +62,9 @@ def bare(env, params, action, num_envs, num_steps):
         key_step, key_reset = jax.random.split(key)
         state, observation = carry
         keys = jax.random.split(key_step, num_envs)
-        observation, state, reward, terminated, _ = jax.vmap(env.step_env, (0, 0, None, None))(keys, state, action, params)
+        observation, state, reward, terminated, _ = jax.vmap(env.step_env, (0, 0, None, None))(
+            keys, state, action, params
+        )
         done = terminated | jax.vmap(env.is_truncated, (0, None))(state, params)
 
         def reset():

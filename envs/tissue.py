@@ -19,7 +19,6 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..errors import UserError
-from . import spaces
 from .environment import NON_NEGATIVE, POSITIVE, Domain, Environment, EnvParams, EnvState, canonical_params, parameter
 from .tissues._steps import Control
 
@@ -166,15 +165,6 @@ class Tissue(Environment):
     def model(self, params: EnvParams) -> jax_morph.Model:
         """The simulator's model at `params`: `model(tissue, dt=params.dt, key=key)` is one macro-step."""
         return self.bind(_simulator(self)[0], params)
-
-    def action_space(self, params: EnvParams | None = None) -> spaces.Space:
-        """One cell's space, stacked over slots; a Box's bounds may be traced parameters."""
-        space = self.agent_action_space(self.default_params if params is None else params)
-        if not isinstance(space, spaces.Box):
-            return spaces.stack_space(space, self.num_agents)
-        shape = (self.num_agents, *space.shape)
-        low, high = (jnp.broadcast_to(jnp.asarray(bound), shape) for bound in (space.low, space.high))
-        return spaces.Box(low, high, shape, space.dtype)
 
     def reset_env(self, key: Array, params: EnvParams) -> tuple[Float[Array, "A O"], TissueState]:
         """Founders and their first observation."""

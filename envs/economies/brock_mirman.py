@@ -71,7 +71,7 @@ class BrockMirman(Economy):
             )
 
     def initial_state(self, key: Array, params: Params) -> State:
-        """Capital uniform around its steady state, by 30 % or 3 standard deviations at most; z from its stationary law."""
+        """Capital uniform around its steady state, within 30 % and 3 standard deviations; z from its stationary law."""
         key_k, key_z = jax.random.split(key)
         width = jnp.minimum(0.3, 3 * spread_k(params))
         share = 1 + width * jax.random.uniform(key_k, (), jnp.result_type(float), -1.0, 1.0)

@@ -58,11 +58,11 @@ class ChainEconomy(Economy):
 
     def initial_state(self, key, params):
         key_k, key_mood = jax.random.split(key)
-        k = jnp.exp(0.3 * jax.random.normal(key_k) - 1)
+        k = jnp.exp(0.2 * jax.random.normal(key_k) - 1)
         return ChainState(jnp.int32(0), k, jax.random.bernoulli(key_mood).astype(jnp.int32))
 
     def observation(self, state, params):
-        return jnp.stack([jnp.log(state.k) + 1, 2.0 * state.mood - 1])
+        return jnp.stack([(jnp.log(state.k) + 1) / 0.4, 2.0 * state.mood - 1])
 
     def shocks(self, params):
         return Chain(params.rows, mood)
@@ -321,7 +321,7 @@ def solve(env, params, iterations, **changes):
 
 
 def test_a_chain_is_solved_by_its_exact_rows():
-    (before, after), _ = solve(ChainMirman(), chain_params((0.9, 1.1)), 400)
+    (before, after), _ = solve(ChainMirman(), chain_params((0.9, 1.1)), 800)
     assert np.abs(before - ALPHA * BETA).min() > 0.1
     assert np.abs(after - ALPHA * BETA).max() < 2e-3
 
@@ -334,21 +334,3 @@ def test_a_chain_whose_rows_decide_the_answer():
     moods = np.asarray(states.mood)
     assert set(moods.tolist()) == {0, 1}
     np.testing.assert_allclose(after, known[moods], atol=2e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("concept", "share"), [("competitive", 0.3456), ("planner", 0.5376)])
-def test_each_concept_is_solved(concept, share):
-    env, params = equimorph.make("BrockMirman-v0", concept=concept, eta=0.2)
-    (before, after), _ = solve(env, params, 800)
-    assert np.abs(before - share).min() > 0.02
-    assert np.abs(after - share).max() < 2e-3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("expectation", ["quadrature", "all_in_one"])
-def test_stochastic_ak_is_solved(expectation):
-    env, params = equimorph.make("StochasticAK-v0")
-    (before, after), _ = solve(env, params, 600, expectation=expectation)
-    assert np.abs(before - 0.9625717721).min() > 0.03
-    assert np.abs(after - 0.9625717721).mean() < 1e-3

@@ -60,7 +60,13 @@ def test_saturated_actions_stay_finite():
         assert 0 <= action <= 1
 
 
-@pytest.mark.parametrize("env", [Scripted(), Table()], ids=["box", "discrete"])
+@dataclasses.dataclass(frozen=True)
+class OffCentre(Scripted):
+    def centre(self, params):
+        return jnp.array([0.0, 2.8])
+
+
+@pytest.mark.parametrize("env", [Scripted(), OffCentre(), Table()], ids=["box", "off_centre", "discrete"])
 def test_a_zero_output_is_the_centre(env):
     params = env.default_params
     head = make_head(env, params)

@@ -33,7 +33,14 @@ from ..probes import (
 DEEP = {"widths": (8, 8), "critic": "global+local", "entropy": 0.01, "stepper": {"optimizer": "sgd", "max_norm": 0.1}}
 
 # One gradient step on everything, with the raw gradient; the value loss is then half the mean squared advantage.
-ONE_STEP = {"epochs": 1, "minibatches": 1, "learning_rate": 1.0, "stepper": Gradient("sgd"), "critic": "local"}
+ONE_STEP = {
+    "epochs": 1,
+    "minibatches": 1,
+    "learning_rate": 1.0,
+    "stepper": Gradient("sgd"),
+    "critic": "local",
+    "normalise_values": False,
+}
 
 
 def linear(**changes):
@@ -186,9 +193,7 @@ def test_06_rewards_and_critic_inputs_stay_together():
     reward = np.random.default_rng(3).normal(size=(LENGTH, 3))
     observation = np.stack([reward, reward - reward[:, :1]], axis=-1)
     params = script(observation=observation, reward=reward, label=1.0, limit=5)
-    agent = MAPPO(
-        epochs=2, minibatches=4, learning_rate=0.0, stepper=Gradient("sgd"), widths=(), gamma=0.0, critic="global+local"
-    )
+    agent = linear(epochs=2, minibatches=4, learning_rate=0.0, gamma=0.0, critic="global+local")
     critic = critic_of((1.0, 0, 0, 0, 0, 0, 0, 1.0))
     state, rollout = gather(env, params, agent, 12, 4, nets=critic)
     assert len(np.unique(rollout.reward)) > 100
@@ -205,10 +210,12 @@ def test_06_shuffling_keeps_every_transition_once_and_whole():
     assert cut["a"].ravel().tolist() != list(range(12))
 
 
-def test_07_garbage_in_dead_slots_changes_nothing():
+@pytest.mark.parametrize("slots", [{}, {"next_slot": (0, 1, 2)}], ids=["gone", "stays"])
+def test_07_garbage_in_dead_slots_changes_nothing(slots):
+    # Also where the environment forgets to say that the dead are gone: their slot is followed, and must be worth 0.
     runs = []
     for garbage in (0.0, np.nan, 1e30):
-        state, metrics = train(busy_script(dead=garbage))
+        state, metrics = train(busy_script(dead=garbage, **slots))
         runs.append((state.agent, state.running_return, metrics))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(runs[0]))
     same(runs[0], runs[1])
@@ -572,6 +579,7 @@ def test_17_reset_and_step_give_equal_types(name):
     second = jax.eval_shape(env.step_env, key, first[1], action, params)[:2]
     describe = lambda leaf: (leaf.shape, leaf.dtype, leaf.weak_type)  # noqa: E731
     assert jax.tree.map(describe, first) == jax.tree.map(describe, second)
+    assert not any(leaf.weak_type for leaf in jax.tree.leaves((first, second)))
 
 
 def every_entry_moves(before, after):

@@ -17,7 +17,7 @@ from equimorph.training.loop import collect, create_train_state
 from ..probes import Scripted, Table, gather, script, table, update
 
 BASELINES = ("none", "running_mean", "leave_one_out")
-SEEDS, NUM_ENVS = 4000, 4
+SEEDS, NUM_ENVS = 2000, 4
 RAW = {"widths": (), "learning_rate": 1.0, "stepper": "sgd"}
 LOGITS = np.array([0.3, -0.4, 0.1, 0.2, -0.3, 0.5], np.float32).reshape(3, 2)  # [place, action]
 

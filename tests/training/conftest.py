@@ -7,6 +7,7 @@ import pytest
 
 import equimorph
 import equimorph.agents
+import equimorph.training.presets
 
 
 class Linear(eqx.Module):
@@ -34,7 +35,8 @@ class Learner(eqx.Module):
 
 @pytest.fixture
 def learner(monkeypatch):
-    """The class `Learner`, which stands in for the agent "mappo"."""
+    """The class `Learner`, which stands in for the agent "mappo"; the presets of the real one do not apply to it."""
+    monkeypatch.setattr(equimorph.training.presets, "PRESETS", {})
     monkeypatch.setitem(vars(equimorph.agents), "MAPPO", Learner)
     return Learner
 

@@ -11,8 +11,8 @@ from jaxtyping import Array, Float
 import equimorph.agents
 from equimorph.errors import UserError
 from equimorph.training import config as configuration
+from equimorph.training import presets
 from equimorph.training.config import apply_overrides, load_config, parse, resolve, save_config
-from equimorph.training.presets import PRESETS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Learner:
 @pytest.fixture(autouse=True)
 def learner(monkeypatch):
     monkeypatch.setitem(vars(equimorph.agents), "MAPPO", Learner)
+    monkeypatch.setattr(presets, "PRESETS", {})  # they are for the real one
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def refused(*sets, **kwargs):
 def test_priority_is_set_flag_file_preset_default(file, monkeypatch):
     path = file("training: {iterations: 3, num_seeds: 3, seed: 3}")
     monkeypatch.setitem(
-        PRESETS,
+        presets.PRESETS,
         ("BrockMirman-v0", "mappo"),
         {"training": {"iterations": 2, "num_seeds": 2, "seed": 2}, "rollout": {"num_envs": 2}},
     )
