@@ -164,10 +164,28 @@ def optional_scalar(value: Any) -> Float[Array, ""] | None:
     return None if value is None else scalar(value)
 
 
+def check_applies(name: str, value: Any, applies: bool, why: str) -> None:
+    """Raise `UserError` for an option that was set (is not None) where it would be ignored.
+
+    Args:
+        name: of the option.
+        value: what it was set to; None where it was not.
+        applies: whether it would be read.
+        why: the rest of the sentence: with what it does not apply, and what to do.
+    """
+    if value is not None and not applies:
+        raise UserError(f"{name} = {_shown(value)} does not apply {why}")
+
+
 def check_range(name: str, value: Any, low: float, high: float = float("inf")) -> None:
     """Raise `UserError` unless `low <= value <= high` everywhere; traced values and None pass."""
     if value is None or isinstance(value, jax.core.Tracer):
         return
     array = jnp.asarray(value)
     if array.dtype == object or not bool(jnp.all((array >= low) & (array <= high))):
-        raise UserError(f"{name} = {value} must lie in [{low:g}, {high:g}]")
+        raise UserError(f"{name} = {_shown(value)} must lie in [{low:g}, {high:g}]")
+
+
+def _shown(value: Any) -> str:
+    """A value as it was written, not as float32 holds it."""
+    return f"{float(value):.6g}" if isinstance(value, jax.Array) and value.ndim == 0 else str(value)

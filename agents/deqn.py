@@ -18,7 +18,7 @@ from ..envs import spaces
 from ..envs.economy import Decision, Economy
 from ..envs.environment import Environment, EnvParams, EnvState, add_agent_axis, drop_agent_axis
 from ..errors import UserError, unknown
-from .agent import Agent, Context, Rollout, View, check_range, scalar
+from .agent import Agent, Context, Rollout, View, check_applies, check_range, optional_scalar, scalar
 from .policies.actor import Actor, ActorPolicy, flat_observation, observation_size
 from .policies.heads import Head, make_head
 from .policies.networks import check_network
@@ -44,13 +44,13 @@ class DEQN(Agent):
     Args:
         learning_rate: of the stepper.
         schedule: "constant", "linear" or "cosine", over all gradient steps of the run.
-        final_rate: where the schedule ends, as a share of `learning_rate`.
+        final_rate: where the schedule ends, as a share of `learning_rate`; a thousandth unless set.
         expectation: "quadrature" over the shock law's nodes; "all_in_one", the product of two independent groups of
             draws, unbiased where conditions are affine in the expectation (elsewhere refused); "mc", plain Monte
             Carlo, whose squared residual is biased by its own variance and which is refused below 64 draws.
         rule: the law's integration rule; None takes its first ("gauss_hermite" for normal shocks, "exact" rows for a
             chain).
-        order: nodes per dimension of a Gauss rule.
+        order: nodes per dimension of a Gauss rule; 5 unless set.
         draws: per group, for "all_in_one" (4 unless set) and "mc".
         batch_size: states in a gradient step; T x N must divide by it.
         epochs: passes over each rollout's states.
@@ -60,10 +60,10 @@ class DEQN(Agent):
 
     learning_rate: Float[Array, ""] = eqx.field(default=1e-3, converter=scalar)
     schedule: str = eqx.field(default="cosine", static=True)
-    final_rate: Float[Array, ""] = eqx.field(default=1e-3, converter=scalar)
+    final_rate: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
     expectation: str = eqx.field(default="quadrature", static=True)
     rule: str | None = eqx.field(default=None, static=True)
-    order: int = eqx.field(default=5, static=True)
+    order: int | None = eqx.field(default=None, static=True)
     draws: int | None = eqx.field(default=None, static=True)
     batch_size: int = eqx.field(default=128, static=True)
     epochs: int = eqx.field(default=1, static=True)
@@ -72,19 +72,19 @@ class DEQN(Agent):
     stepper: Stepper = eqx.field(default="adam", converter=make_stepper)
 
     def __check_init__(self):
-        check_schedule(self.schedule)
+        check_schedule(self.schedule, self.final_rate)
+        check_range("final_rate", self.final_rate, 0)
         check_network(self.widths, self.activation)
         check_range("learning_rate", self.learning_rate, 0)
-        for name in ("order", "batch_size", "epochs"):
+        check_range("order", self.order, 1)
+        for name in ("batch_size", "epochs"):
             check_range(name, getattr(self, name), 1)
         if self.expectation not in EXPECTATIONS:
             raise unknown("expectation", str(self.expectation), EXPECTATIONS)
-        if self.expectation == "quadrature" and self.draws is not None:
-            raise UserError(
-                f"draws = {self.draws} does not apply with expectation='quadrature'; set order, or leave it out"
-            )
-        if self.expectation != "quadrature" and self.rule is not None:
-            raise UserError(f"rule = {self.rule!r} does not apply with expectation={self.expectation!r}; leave it out")
+        nodes, given = self.expectation == "quadrature", f"with expectation={self.expectation!r}"
+        check_applies("draws", self.draws, not nodes, f"{given}; set order instead")
+        check_applies("rule", self.rule, nodes, f"{given}; leave it out")
+        check_applies("order", self.order, nodes, f"{given}; set draws instead")
         check_range("draws", self.draws, 1)
         if self.expectation == "mc" and self.num_draws < FEWEST_DRAWS:
             raise UserError(
@@ -97,6 +97,11 @@ class DEQN(Agent):
     def num_draws(self) -> int:
         """Draws in a group."""
         return self.draws if self.draws is not None else {"all_in_one": 4, "mc": 1}.get(self.expectation, 0)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes per dimension of a Gauss rule."""
+        return 5 if self.order is None else self.order
 
     def required(self) -> frozenset[str]:
         return frozenset({"conditions", "differentiable"})
@@ -120,7 +125,9 @@ class DEQN(Agent):
             )
         law = env.shocks(params)
         if self.expectation == "quadrature":
-            law.nodes(self.rule or law.rules[0], self.order, env.initial_state(jax.random.key(0), params))
+            rule = self.rule or law.rules[0]
+            law.nodes(rule, self.num_nodes, env.initial_state(jax.random.key(0), params))
+            check_applies("order", self.order, rule != "exact", "with rule='exact', which takes every value")
         if self.expectation == "all_in_one":
             self._check_affine(env, params)
 
@@ -164,13 +171,14 @@ class DEQN(Agent):
         states = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout.env_state)
         size = jax.tree.leaves(states)[0].shape[0]
         batches = size // self.batch_size
+        final = 1e-3 if self.final_rate is None else self.final_rate
         planned = context.num_iterations * self.epochs * batches
         done_before = context.iteration * self.epochs * batches
 
         def gradient_step(carry, inputs):
             nets, stepper, count = carry
             minibatch, key_step = inputs
-            rate = scheduled(self.schedule, self.learning_rate, self.final_rate, count, planned)
+            rate = scheduled(self.schedule, self.learning_rate, final, count, planned)
             nets, stepper, terms = self.stepper.step(
                 lambda n: self._terms(policy_decision(n, state.head, env, params), minibatch, env, params, key_step),
                 nets,
@@ -206,7 +214,7 @@ class DEQN(Agent):
         """The conditions at one state; the expectation by quadrature, or over `draws` samples when a key is given."""
         law = env.shocks(params)
         if key is None:
-            nodes, weights = law.nodes(self.rule or law.rules[0], self.order, state)
+            nodes, weights = law.nodes(self.rule or law.rules[0], self.num_nodes, state)
         else:
             nodes = law.draws(key, self.num_draws, state)
             weights = jnp.full((self.num_draws,), 1 / self.num_draws, jnp.result_type(float))

@@ -15,7 +15,17 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from ..envs.environment import Environment, EnvParams, add_agent_axis
 from ..errors import UserError, unknown
-from .agent import Agent, Context, Rollout, View, check_range, optional_scalar, reward_learner_concept, scalar
+from .agent import (
+    Agent,
+    Context,
+    Rollout,
+    View,
+    check_applies,
+    check_range,
+    optional_scalar,
+    reward_learner_concept,
+    scalar,
+)
 from .estimators import generalised_advantage, masked_mean, normalise
 from .policies.actor import Actor, ActorPolicy, flat_observation, observation_size
 from .policies.heads import Head, make_head
@@ -86,7 +96,7 @@ class MAPPO(Agent):
     Args:
         learning_rate: of the stepper.
         schedule: "constant", "linear" or "cosine", over all gradient steps of the run.
-        final_rate: where the schedule ends, as a share of `learning_rate`.
+        final_rate: where the schedule ends, as a share of `learning_rate`; 0 unless set.
         gamma: discount; None takes the environment's own, transition by transition.
         gae_lambda: of the advantage estimates.
         clip: of the probability ratio.
@@ -94,44 +104,48 @@ class MAPPO(Agent):
         value_coefficient: weight of the mean squared value error.
         normalise_values: the critic predicts values in units of their running mean and standard deviation (van Hasselt
             et al. 2016, output-preserving), so that the scale of rewards does not matter.
-        value_decay: of those running moments, per iteration.
+        value_decay: of those running moments, per iteration; 0.99 unless set.
         epochs: passes over each batch.
         minibatches: each pass is cut into; T x N must divide by it.
         critic: what values see: each agent's observation ("local"), the environment's `world_state` ("global"), or
             both. With one agent and no world state of its own, all three are its observation.
         widths: hidden sizes of actor and critic.
         activation: of both.
-        initial_std: of a Box action before the squash, at the start.
+        initial_std: of a Box action before the squash, at the start; 0.5 unless set.
         stepper: an optimizer's name, a mapping of `Gradient`'s arguments, or a `Stepper`; Adam with a global-norm
             limit of 0.5 by default.
     """
 
     learning_rate: Float[Array, ""] = eqx.field(default=3e-4, converter=scalar)
     schedule: str = eqx.field(default="constant", static=True)
-    final_rate: Float[Array, ""] = eqx.field(default=0.0, converter=scalar)
+    final_rate: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
     gamma: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
     gae_lambda: Float[Array, ""] = eqx.field(default=0.95, converter=scalar)
     clip: Float[Array, ""] = eqx.field(default=0.2, converter=scalar)
     entropy: Float[Array, ""] = eqx.field(default=0.0, converter=scalar)
     value_coefficient: Float[Array, ""] = eqx.field(default=0.5, converter=scalar)
     normalise_values: bool = eqx.field(default=True, static=True)
-    value_decay: Float[Array, ""] = eqx.field(default=0.99, converter=scalar)
+    value_decay: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
     epochs: int = eqx.field(default=4, static=True)
     minibatches: int = eqx.field(default=4, static=True)
     critic: str = eqx.field(default="global+local", static=True)
     widths: tuple[int, ...] = eqx.field(default=(64, 64), static=True, converter=tuple)
     activation: str = eqx.field(default="tanh", static=True)
-    initial_std: float = eqx.field(default=0.5, static=True)
+    initial_std: float | None = eqx.field(default=None, static=True)
     stepper: Stepper = eqx.field(default="adam", converter=lambda value: make_stepper(value, max_norm=0.5))
 
     def __check_init__(self):
-        check_schedule(self.schedule)
+        check_schedule(self.schedule, self.final_rate)
+        check_range("final_rate", self.final_rate, 0)
         check_network(self.widths, self.activation)
         check_range("learning_rate", self.learning_rate, 0)
         check_range("gamma", self.gamma, 0, 1)
         check_range("gae_lambda", self.gae_lambda, 0, 1)
         check_range("clip", self.clip, 0)
         check_range("value_decay", self.value_decay, 0, 1)
+        check_applies(
+            "value_decay", self.value_decay, self.normalise_values, "with normalise_values=False; leave it out"
+        )
         check_range("epochs", self.epochs, 1)
         check_range("minibatches", self.minibatches, 1)
         if self.critic not in CRITICS:
@@ -144,7 +158,7 @@ class MAPPO(Agent):
         return reward_learner_concept(env)
 
     def check(self, env: Environment, params: EnvParams, num_steps: int, num_envs: int) -> None:
-        make_head(env, params)
+        make_head(env, params, self.initial_std)
         total = num_steps * num_envs
         if total % self.minibatches:
             works = [n for n in range(1, min(total, 64) + 1) if total % n == 0]
@@ -185,12 +199,13 @@ class MAPPO(Agent):
             nets = rescale_critic(nets, state.values.moments(), values.moments())
             mean, std = values.moments()
             batch = batch._replace(target=jnp.where(batch.mask, (batch.target - mean) / std, 0))
+        final = 0.0 if self.final_rate is None else self.final_rate
         planned = context.num_iterations * self.epochs * self.minibatches
         done_before = context.iteration * self.epochs * self.minibatches
 
         def minibatch_step(carry, minibatch):
             nets, stepper, count = carry
-            rate = scheduled(self.schedule, self.learning_rate, self.final_rate, count, planned)
+            rate = scheduled(self.schedule, self.learning_rate, final, count, planned)
             nets, stepper, terms = self.stepper.step(
                 lambda n: self._terms(n, state.head, minibatch), nets, stepper, rate
             )
@@ -232,7 +247,8 @@ class MAPPO(Agent):
 
     def _follow_targets(self, values: ValueScale, batch: Batch) -> ValueScale:
         """The running moments with this batch's targets in them."""
-        keep, new = self.value_decay, 1 - self.value_decay
+        keep = 0.99 if self.value_decay is None else self.value_decay
+        new = 1 - keep
         return ValueScale(
             keep * values.mean + new * masked_mean(batch.target, batch.mask),
             keep * values.square + new * masked_mean(batch.target**2, batch.mask),

@@ -17,7 +17,17 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from ..envs import spaces
 from ..envs.environment import Environment, EnvParams, drop_agent_axis
 from ..errors import UserError, unknown
-from .agent import Agent, Context, Rollout, View, check_range, optional_scalar, reward_learner_concept, scalar
+from .agent import (
+    Agent,
+    Context,
+    Rollout,
+    View,
+    check_applies,
+    check_range,
+    optional_scalar,
+    reward_learner_concept,
+    scalar,
+)
 from .estimators import masked_mean, returns_to_go, steps_to_end
 from .policies.actor import Actor, ActorPolicy, flat_observation, observation_size
 from .policies.heads import Head, make_head
@@ -47,38 +57,39 @@ class REINFORCE(Agent):
     Args:
         learning_rate: of the stepper.
         schedule: "constant", "linear" or "cosine", over the run's updates.
-        final_rate: where the schedule ends, as a share of `learning_rate`.
+        final_rate: where the schedule ends, as a share of `learning_rate`; 0 unless set.
         gamma: discount of the returns; None takes the environment's own, transition by transition.
         score: whose log-probability is differentiated: the policy's own sampled "actions", or the simulator's recorded
             "events" under the policy's deterministic output (environments with scored events only).
         baseline: "none"; "running_mean" of earlier batches' returns; or "leave_one_out", the mean of the other
             environments' returns at the same step. None of them contains the return it is subtracted from.
-        baseline_decay: of the running mean.
+        baseline_decay: of the running mean; 0.9 unless set.
         unscored_tail: how many transitions before an episode is cut (by a time limit or the rollout's end) are left
             out of the score, because their returns miss the future; they still count in earlier returns. Terminated
             episodes are scored whole.
         entropy: coefficient of an entropy bonus; only with score="actions".
         widths, activation: of the policy network.
-        initial_std: of a Box action before the squash, at the start.
+        initial_std: of a Box action before the squash, at the start; 0.5 unless set. Only with score="actions".
         stepper: as in MAPPO; Adam without a limit by default, which would bias the gradient.
     """
 
     learning_rate: Float[Array, ""] = eqx.field(default=3e-3, converter=scalar)
     schedule: str = eqx.field(default="constant", static=True)
-    final_rate: Float[Array, ""] = eqx.field(default=0.0, converter=scalar)
+    final_rate: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
     gamma: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
     score: str = eqx.field(default="actions", static=True)
     baseline: str = eqx.field(default="leave_one_out", static=True)
-    baseline_decay: Float[Array, ""] = eqx.field(default=0.9, converter=scalar)
+    baseline_decay: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
     unscored_tail: int = eqx.field(default=0, static=True)
     entropy: Float[Array, ""] = eqx.field(default=0.0, converter=scalar)
     widths: tuple[int, ...] = eqx.field(default=(64, 64), static=True, converter=tuple)
     activation: str = eqx.field(default="tanh", static=True)
-    initial_std: float = eqx.field(default=0.5, static=True)
+    initial_std: float | None = eqx.field(default=None, static=True)
     stepper: Stepper = eqx.field(default="adam", converter=make_stepper)
 
     def __check_init__(self):
-        check_schedule(self.schedule)
+        check_schedule(self.schedule, self.final_rate)
+        check_range("final_rate", self.final_rate, 0)
         check_network(self.widths, self.activation)
         check_range("learning_rate", self.learning_rate, 0)
         check_range("gamma", self.gamma, 0, 1)
@@ -88,6 +99,9 @@ class REINFORCE(Agent):
             raise unknown("score", str(self.score), SCORES)
         if self.baseline not in BASELINES:
             raise unknown("baseline", str(self.baseline), BASELINES)
+        running, acts = self.baseline == "running_mean", self.score == "actions"
+        check_applies("baseline_decay", self.baseline_decay, running, f"with baseline={self.baseline!r}; leave it out")
+        check_applies("initial_std", self.initial_std, acts, "with score='events', whose policy is deterministic")
 
     def required(self) -> frozenset[str]:
         return frozenset({"events"} if self.score == "events" else ())
@@ -96,7 +110,7 @@ class REINFORCE(Agent):
         return reward_learner_concept(env)
 
     def check(self, env: Environment, params: EnvParams, num_steps: int, num_envs: int) -> None:
-        make_head(env, params)
+        make_head(env, params, self.initial_std)
         if self.score == "events" and not isinstance(env.agent_action_space(params), spaces.Box):
             raise UserError(
                 f"{env.name}: score='events' differentiates through a continuous action; use score='actions'"
@@ -135,7 +149,8 @@ class REINFORCE(Agent):
         done = rollout.terminated | rollout.truncated
         returns = returns_to_go(reward, discount, done, rollout.successor)
         weight = jnp.where(scored, returns - self._baseline(state, returns, mask), 0)
-        rate = scheduled(self.schedule, self.learning_rate, self.final_rate, context.iteration, context.num_iterations)
+        final = 0.0 if self.final_rate is None else self.final_rate
+        rate = scheduled(self.schedule, self.learning_rate, final, context.iteration, context.num_iterations)
 
         def objective(nets: Actor) -> Terms:
             output = nets(flat_observation(rollout.view.observation, mask))
@@ -162,6 +177,10 @@ class REINFORCE(Agent):
 
     # -- inside an update -------------------------------------------------------------------------------------------
 
+    @property
+    def _decay(self) -> Float[Array, ""] | float:
+        return 0.9 if self.baseline_decay is None else self.baseline_decay
+
     def _scored(self, rollout: Rollout) -> Bool[Array, "T N A"]:
         """Living agents, outside the tail of episodes that are cut."""
         left = steps_to_end(rollout.terminated, rollout.truncated)
@@ -187,7 +206,7 @@ class REINFORCE(Agent):
         if self.baseline == "none":
             return jnp.zeros((1, 1, 1), returns.dtype)
         if self.baseline == "running_mean":
-            debiased = 1 - self.baseline_decay ** state.batches.astype(returns.dtype)
+            debiased = 1 - self._decay ** state.batches.astype(returns.dtype)
             return (state.baseline / jnp.where(debiased > 0, debiased, 1)).reshape(1, 1, 1)
         total = jnp.where(mask, returns, 0).sum(axis=(1, 2), keepdims=True)
         count = mask.sum(axis=(1, 2), keepdims=True)
@@ -200,5 +219,5 @@ class REINFORCE(Agent):
         if self.baseline != "running_mean":
             return state.baseline, state.batches
         mean = masked_mean(returns, mask)
-        decay = self.baseline_decay
+        decay = self._decay
         return decay * state.baseline + (1 - decay) * mean, state.batches + 1

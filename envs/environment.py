@@ -92,7 +92,8 @@ def validate_params(params: EnvParams, name: str) -> None:
         if domain is None:
             continue
         if not domain.contains(value):
-            raise UserError(f"{name}: parameter {field.name} = {np.asarray(value)} must be finite and lie in {domain}")
+            shown = np.array2string(np.asarray(value, dtype=float), precision=6)
+            raise UserError(f"{name}: parameter {field.name} = {shown} must be finite and lie in {domain}")
 
 
 class Reference(NamedTuple):
@@ -239,8 +240,12 @@ class Environment(gymnax_environment.Environment):
         raise NotImplementedError(f"{self.name} has no score of its own")
 
     def render(self, state: EnvState, params: EnvParams) -> np.ndarray:
-        """A picture of `state`, uint8[H, W, 3]."""
-        raise NotImplementedError(f"{self.name} has no picture")
+        """A picture of `state`, uint8[H, W, 3].
+
+        Raises:
+            UserError: the environment has none.
+        """
+        raise UserError(f"{self.name} has no picture")
 
 
 def add_agent_axis(environment: Environment, tree: PyTree) -> PyTree:

@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from ..errors import UserError, unknown
@@ -84,9 +85,22 @@ def spec(id: str) -> EnvSpec:
     Raises:
         UserError: no such id; the message names the nearest one.
     """
-    if id not in _registry:
-        raise unknown("environment", id, [*_registry, *gymnax_ids()])
-    return _registry[id]
+    name = _imported(id)
+    if name not in _registry:
+        raise unknown("environment", name, [*_registry, *gymnax_ids()])
+    return _registry[name]
+
+
+def _imported(id: str) -> str:
+    """The id behind "module:id"; the module, which registers it, is imported first."""
+    module, colon, name = id.rpartition(":")
+    if not colon:
+        return id
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise UserError(f"cannot import {module!r}, which should register environment {name!r}: {error}") from None
+    return name
 
 
 def gymnax_ids() -> list[str]:
@@ -100,7 +114,7 @@ def make(id: str, *, calibration: str | None = None, **overrides: Any) -> tuple[
     """Build an environment and its parameters.
 
     Args:
-        id: one of `list_envs()`, or an id of gymnax's.
+        id: one of `list_envs()`, an id of gymnax's, or "module:id" with a module that registers it.
         calibration: a named calibration of that environment; None is the default one.
         **overrides: constructor options (`concept="competitive"`) and parameters (`beta=0.99`), on top of it.
 
@@ -122,6 +136,7 @@ def make(id: str, *, calibration: str | None = None, **overrides: Any) -> tuple[
             raise UserError(f"{id} comes from gymnax and has no calibrations; leave calibration={calibration!r} out")
         return make_gymnax(id, **overrides)
     found = spec(id)
+    id = found.id
     if calibration is not None:
         if calibration not in found.calibrations:
             raise unknown(f"calibration of {id}", calibration, found.calibrations)
@@ -149,6 +164,10 @@ def override_params(id: str, params: EnvParams, values: Mapping[str, Any], optio
     for name, value in values.items():
         if name not in names:
             raise unknown(f"option or parameter of {id}", name, [*names, *option_names])
+        if isinstance(value, jax.core.Tracer):
+            raise UserError(
+                f"{id}: parameter {name} is traced; make the environment once, then params.replace({name}=...)"
+            )
         try:
             number = np.asarray(value, dtype=float)
         except (TypeError, ValueError):

@@ -70,6 +70,9 @@ def clip_to(space: Space, action: PyTree) -> tuple[PyTree, Bool[Array, ""]]:
     """The nearest element of `space`, and whether `action` lay outside.
 
     A NaN stays a NaN and counts as outside: it is not turned into a legal action.
+
+    Raises:
+        UserError: the action is of another shape.
     """
     if isinstance(space, Dict):
         parts = {name: clip_to(inner, action[name]) for name, inner in space.spaces.items()}
@@ -82,6 +85,8 @@ def clip_to(space: Space, action: PyTree) -> tuple[PyTree, Bool[Array, ""]]:
     else:
         low, high = jnp.zeros((), space.dtype), jnp.asarray(getattr(space, "nvec", getattr(space, "n", 0))) - 1
     action = jnp.asarray(action)
+    if action.shape != tuple(space.shape):
+        raise UserError(f"an action of {space!r} has shape {tuple(space.shape)}, got {action.shape}")
     clipped = jnp.clip(action, low.astype(action.dtype), high.astype(action.dtype))
     return clipped, jnp.any(~((action >= low) & (action <= high)))
 

@@ -267,10 +267,14 @@ class Recorder(Agent):
 # -- a learner to share ----------------------------------------------------------------------------------------------
 
 
-def small_mappo(**numbers) -> MAPPO:
-    """One configuration whose compiled program many tests share; `numbers` are traced."""
-    static = {"widths": (8,), "epochs": 2, "minibatches": 2, "initial_std": 3.0, "schedule": "linear"}
-    return MAPPO(**{"learning_rate": 0.05, "entropy": 0.01, **numbers}, **static)
+def small_mappo(box=True, **numbers) -> MAPPO:
+    """One configuration whose compiled program many tests share; `numbers` are traced.
+
+    Args:
+        box: the actions are continuous, and their Gaussian so wide that many are saturated.
+    """
+    static = {"widths": (8,), "epochs": 2, "minibatches": 2, "schedule": "linear", "initial_std": 3.0 if box else None}
+    return MAPPO(**{"learning_rate": 0.05, "final_rate": 0.0, "entropy": 0.01, **numbers}, **static)
 
 
 # -- shared compiled functions -------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ def parser() -> argparse.ArgumentParser:
     commands = root.add_subparsers(dest="command", metavar="COMMAND")
 
     train = commands.add_parser("train", help="train a learner, score it, and keep the run")
-    train.add_argument("env", nargs="?", metavar="ENV", help="an environment's id; may stand in the file")
+    train.add_argument("env", nargs="?", metavar="ENV", help="an environment's id, or module:id; may stand in the file")
     train.add_argument("--agent", metavar="NAME", help="mappo, reinforce or deqn")
     train.add_argument("--iterations", type=int, metavar="N", help="collect and update, N times")
     train.add_argument("--seed", type=int, metavar="S", help="the first seed")
@@ -74,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif args.command is None:
             raise UserError("a command is missing: train, evaluate, list or info (see equimorph --help)")
         else:
+            sys.path.append("")  # where a user's own modules are found: ENV may be module:id
             args.run(args)
     except UserError as error:
         print(f"equimorph: error: {' '.join(str(error).split())}", file=sys.stderr)
@@ -114,7 +115,7 @@ def _evaluate(args: argparse.Namespace) -> None:
 def _score(path: Path, sets: Sequence[str]) -> None:
     """Score every seed of a run and print the table; keep it in the folder unless settings were changed."""
     from .evaluate import evaluate
-    from .report import evaluation_table
+    from .report import evaluation_notes, evaluation_table
     from .run import EVALUATION, RunFolder, load
 
     num_seeds = load(path).config.training.num_seeds
@@ -124,6 +125,8 @@ def _score(path: Path, sets: Sequence[str]) -> None:
         name = "trained" if num_seeds == 1 else f"seed {run.config.training.seed + seed}"
         evaluations[name] = evaluate(run.changed(sets) if sets else run)
     print(evaluation_table(evaluations))
+    for note in evaluation_notes(evaluations):
+        print(note)
     if not sets:
         content = {"seeds": list(evaluations.values())} if num_seeds > 1 else evaluations["trained"]
         RunFolder(path).write_json(EVALUATION, content)

@@ -263,7 +263,7 @@ def build_env(config: EnvConfig) -> tuple[Any, Any]:
     """
     from ..envs import registry
 
-    if config.id in registry.list_envs():
+    if config.id not in registry.gymnax_ids():
         _check_env_keys(config, registry)
     return registry.make(config.id, calibration=config.calibration, **config.options, **config.params)
 

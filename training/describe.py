@@ -20,7 +20,7 @@ def describe(env_id: str) -> str:
         UserError: there is no such environment.
     """
     env, params = registry.make(env_id)
-    ours = env_id in registry.list_envs()
+    ours = env_id not in registry.gymnax_ids()
     spec = registry.spec(env_id) if ours else None
     reference = env.reference(params)
     known = "none" if reference is None else f"{reference.concept}, {_accuracy(reference.tolerance)}"

@@ -65,7 +65,9 @@ def evaluate(
           its first `max_steps_in_episode` periods.
         * `euler`: `mean`, `median`, `p90`, `p99`, `p999`, `max` of the absolute Euler error in units of consumption,
           with conditional expectations by quadrature at those states.
-        * `floored`: share of paths on which consumption was held up by the economy's floor; they are not scored.
+        * `floored`: share of paths on which consumption was held up by the economy's floor, or whose value is not a
+          number; they are not scored.
+        * `effective_discount`: the mean along the paths; 1 or more means that the policy's value is not finite.
         * `untrained`: the same for the policy before training.
 
     Raises:
@@ -184,7 +186,7 @@ def evaluate_economy(
 def _report(env: Economy, params, policy, ours, anchors, reference: Reference | None) -> Evaluation:
     """One policy's report from its simulated paths."""
     kept = ~ours["floored"] & jnp.isfinite(ours["value"])
-    found: Evaluation = {"floored": float(1 - kept.mean())}
+    found: Evaluation = {"floored": float(1 - kept.mean()), "effective_discount": float(ours["effective_discount"])}
     finite = bool(ours["effective_discount"] < 1) and bool(kept.any())
     if finite:
         found["return"] = float(ours["value"][kept].mean())
@@ -192,7 +194,7 @@ def _report(env: Economy, params, policy, ours, anchors, reference: Reference | 
         best, uniform = anchors
         found |= _against_reference(env, params, ours, best, uniform, kept) if finite else {"welfare_loss": 1.0}
     if reference is not None:
-        found["policy_error"] = float(_policy_error(ours["states"], ours["actions"], reference.policy))
+        found["policy_error"] = _policy_error(ours["states"], ours["actions"], reference.policy)
     if env.auxiliary(params) is None and "conditions" in env.capabilities:
         errors = euler_errors(_decision(policy, env, params), ours["states"], env, params)
         if errors is not None:
@@ -329,10 +331,10 @@ def _decision(policy: Policy, env: Economy, params: EnvParams) -> Callable[[EnvS
     return lambda state: Decision(act(state, jax.random.key(0)))
 
 
-def _policy_error(states: EnvState, actions: PyTree, reference: Callable[[EnvState], PyTree]) -> Float[Array, ""]:
+def _policy_error(states: EnvState, actions: PyTree, reference: Callable[[EnvState], PyTree]) -> float:
     wanted = jax.vmap(reference)(states)
-    gaps = [jnp.max(jnp.abs(a - b)) for a, b in zip(jax.tree.leaves(actions), jax.tree.leaves(wanted), strict=True)]
-    return jnp.max(jnp.stack(gaps))
+    gaps = [np.abs(np.asarray(a - b)) for a, b in zip(jax.tree.leaves(actions), jax.tree.leaves(wanted), strict=True)]
+    return float(np.max([gap.max() for gap in gaps]))
 
 
 def quantiles(errors: np.ndarray) -> Mapping[str, float]:

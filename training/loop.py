@@ -140,7 +140,8 @@ def make_train_step(
         `episode/finished` episodes that ended, in each iteration.
 
     Raises:
-        UserError: the pair does not fit, a count below 1, or rewards of the wrong shape.
+        UserError: the pair does not fit, a count below 1, or rewards of the wrong shape; when called, a state that was
+            consumed already or made for other numbers.
     """
     counts = {"num_envs": num_envs, "num_steps": num_steps, "iterations": iterations, "num_seeds": num_seeds}
     for name, value in counts.items():
@@ -151,6 +152,14 @@ def make_train_step(
     settings = _Settings(env, static, num_steps, iterations, fresh_episodes, num_seeds > 1)
 
     def train_step(state: TrainState) -> tuple[TrainState, dict[str, Array]]:
+        if isinstance(state.running_return, jax.Array) and state.running_return.is_deleted():
+            raise UserError("this train state was consumed by an earlier call; go on with the state that call returned")
+        expected = (num_seeds, num_envs) if num_seeds > 1 else (num_envs,)
+        if state.running_return.shape != expected:
+            raise UserError(
+                f"the train state holds environments of shape {state.running_return.shape}, but make_train_step was "
+                f"told {expected} (num_seeds, num_envs); give both the same numbers"
+            )
         return _run_chunk(state, dynamic, params, settings=settings)
 
     return train_step

@@ -43,6 +43,22 @@ def evaluation_table(evaluations: Mapping[str, Mapping[str, Any]]) -> str:
     return align([["", *(MEASURES[key] for key in present)], *body])
 
 
+def evaluation_notes(evaluations: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What a reader of the table has to know: values that are not finite, paths that were not scored."""
+    notes = []
+    for name, evaluation in evaluations.items():
+        for row, values in ((name, evaluation), (f"{name}, untrained", evaluation.get("untrained") or {})):
+            discount, floored = values.get("effective_discount"), values.get("floored")
+            if discount is not None and not discount < 1:
+                notes.append(
+                    f"{row}: the value of this policy is not finite (effective discount {discount:.4g}), so it has no "
+                    "return, and its welfare loss counts as 1 whatever its Euler errors"
+                )
+            if floored:
+                notes.append(f"{row}: {floored:.0%} of paths held up by the floor, or not finite; they are not scored")
+    return notes
+
+
 def align(rows: Sequence[Sequence[str]]) -> str:
     """Columns of text: the first to the left, the others to the right."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]

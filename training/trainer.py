@@ -36,7 +36,7 @@ def train_from_config(config: Config | Mapping[str, Any]) -> tuple[TrainState, H
         did.
 
     Raises:
-        UserError: something does not fit, or `out` is taken.
+        UserError: something does not fit, `out` is taken, or a loss is not finite.
     """
     state, history, _ = _train(config if isinstance(config, Config) else parse(config))
     return state, history
@@ -149,6 +149,7 @@ def _run_chunks(train_step, state: TrainState, config: Config, chunk: int, folde
                 metrics = {name: np.moveaxis(np.asarray(m), -1, 0) for name, m in metrics.items()}
                 seconds = time.perf_counter() - started
                 chunks.append(_with_episode_means(metrics))
+                check_finite(metrics, done - chunk, folder)
                 report = summary(metrics)
                 progress.update(done, _first(report.get("episode/score", report.get("episode/return"))))
                 if writer is not None:
@@ -158,6 +159,24 @@ def _run_chunks(train_step, state: TrainState, config: Config, chunk: int, folde
         if writer is not None:
             writer.close()
     return state, {name: np.concatenate([c[name] for c in chunks]) for name in chunks[0]}
+
+
+def check_finite(metrics: Mapping[str, np.ndarray], before: int, folder: RunFolder | None) -> None:
+    """Stop at the first loss that is not a number: nothing good comes after it.
+
+    Raises:
+        UserError: names the loss and the iteration.
+    """
+    bad = {name: ~np.isfinite(np.asarray(values)) for name, values in metrics.items() if name.startswith("loss/")}
+    bad = {name: flags.reshape(flags.shape[0], -1).any(axis=1) for name, flags in bad.items()}
+    broken = [(int(np.argmax(flags)), name) for name, flags in bad.items() if flags.any()]
+    if broken:
+        first, name = min(broken)
+        kept = "" if folder is None else f"; {folder.path} keeps the untrained policy and the metrics so far"
+        raise UserError(
+            f"{name} is not finite at iteration {before + first + 1}: try a lower agent.learning_rate, or look for "
+            f"rewards and observations of the environment that are not finite{kept}"
+        )
 
 
 def iterations_per_chunk(iterations: int, wanted: int | None) -> int:

@@ -21,6 +21,7 @@ from ...envs.environment import Environment, EnvParams
 from ...errors import UserError
 
 ILLEGAL = -1e9
+INITIAL_STD = 0.5
 _GAUSS_X, _GAUSS_W = np.polynomial.hermite_e.hermegauss(5)
 _GAUSS_W = _GAUSS_W / _GAUSS_W.sum()
 
@@ -140,21 +141,30 @@ class SquashedGaussianHead(Head):
         return self._event_sum(jnp.asarray(distrax.Normal(mean, jnp.exp(spread)).entropy()) + correction)
 
 
-def make_head(env: Environment, params: EnvParams, initial_std: float = 0.5) -> Head:
+def make_head(env: Environment, params: EnvParams, initial_std: float | None = None) -> Head:
     """The head of one agent of `env`.
 
+    Args:
+        env, params: the environment.
+        initial_std: of a Box action before the squash; 0.5 unless set.
+
     Raises:
-        UserError: an action space that no head serves, or bounds that are not finite.
+        UserError: an action space that no head serves, bounds that are not finite, or a standard deviation that is
+            not above 0 or has no Box to apply to.
     """
     space = env.agent_action_space(params)
+    if initial_std is not None and not initial_std > 0:
+        raise UserError(f"initial_std = {initial_std} must be above 0")
     if isinstance(space, spaces.Discrete):
+        if initial_std is not None:
+            raise UserError(f"initial_std = {initial_std} does not apply to {env.name}, whose actions are discrete")
         return CategoricalHead(space.n)
     if isinstance(space, spaces.Box):
         dtype = jnp.result_type(float)
         low, high = (jnp.broadcast_to(jnp.asarray(bound, dtype), space.shape) for bound in (space.low, space.high))
         _check_bounds(env, low, high)
         position = (jnp.asarray(env.centre(params), dtype) - low) / (high - low)
-        return SquashedGaussianHead(low, high, jax.scipy.special.logit(position), initial_std)
+        return SquashedGaussianHead(low, high, jax.scipy.special.logit(position), initial_std or INITIAL_STD)
     raise UserError(f"{env.name}: no action head for a {type(space).__name__} space; Discrete and Box have one")
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from ...errors import unknown
+from ...errors import UserError, unknown
 
 
 class Terms(NamedTuple):
@@ -48,7 +48,7 @@ SCHEDULES = ("constant", "linear", "cosine")
 
 
 def scheduled(
-    schedule: str, rate: Float[Array, ""], final: Float[Array, ""], count: Int[Array, ""], total: Int[Array, ""]
+    schedule: str, rate: Float[Array, ""], final: Float[Array, ""] | float, count: Int[Array, ""], total: Int[Array, ""]
 ) -> Float[Array, ""]:
     """The learning rate at gradient step `count` of `total`: from `rate` to `final * rate`, and there it stays.
 
@@ -66,7 +66,9 @@ def scheduled(
     return rate * (final + (1 - final) * left)
 
 
-def check_schedule(schedule: str) -> None:
-    """Raise `UserError` for an unknown learning-rate schedule."""
+def check_schedule(schedule: str, final: Any) -> None:
+    """Raise `UserError` for an unknown learning-rate schedule, or a final rate (not None) that it would not reach."""
     if schedule not in SCHEDULES:
         raise unknown("learning-rate schedule", str(schedule), SCHEDULES)
+    if schedule == "constant" and final is not None:
+        raise UserError(f"final_rate = {final} does not apply with schedule='constant'; use 'linear' or 'cosine'")

@@ -305,6 +305,8 @@ def test_what_has_no_conditions_or_no_such_rule_is_refused():
         check_pair(DEQN(batch_size=8), *equimorph.make("CellCount-v0"), 8, 8)
     with pytest.raises(UserError, match=r"integration rule.*'exact'.*Known: gauss_hermite"):
         check_pair(DEQN(batch_size=8, rule="exact"), *equimorph.make("BrockMirman-v0"), 8, 8)
+    with pytest.raises(UserError, match=r"order = 3 does not apply with rule='exact'"):
+        check_pair(DEQN(batch_size=8, order=3), ChainMirman(), chain_params((0.9, 1.1)), 8, 8)
 
 
 # -- solved ---------------------------------------------------------------------------------------------------------
@@ -312,7 +314,7 @@ def test_what_has_no_conditions_or_no_such_rule_is_refused():
 
 def solve(env, params, iterations, **changes):
     """The saved shares in the states that a trained policy visits, before and after training; and those states."""
-    agent = DEQN(**{"widths": (16, 16), "learning_rate": 5e-3, "batch_size": 64, **changes})
+    agent = DEQN(**{"widths": (16, 16), "learning_rate": 1e-2, "batch_size": 64, **changes})
     state = create_train_state(env, params, agent, num_envs=64, num_iterations=iterations)
     untrained = policy_decision(*jax.tree.map(jnp.array, (state.agent.nets, state.agent.head)), env, params)
     state, _ = make_train_step(env, params, agent, num_envs=64, num_steps=4, iterations=iterations)(state)

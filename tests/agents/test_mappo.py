@@ -150,7 +150,7 @@ def test_03_last_step_of_the_rollout_bootstraps_unless_terminated():
 
 def train(params=None, discrete=False, num_iterations=1000, seed=0, **numbers):
     """Five iterations of the shared learner: its state and metrics."""
-    env, agent = Scripted(discrete=discrete), small_mappo(**numbers)
+    env, agent = Scripted(discrete=discrete), small_mappo(box=not discrete, **numbers)
     params = busy_script() if params is None else params
     state = create_train_state(env, params, agent, num_envs=4, num_iterations=num_iterations, seed=seed)
     return make_train_step(env, params, agent, num_envs=4, num_steps=12, iterations=5)(state)
@@ -158,7 +158,6 @@ def train(params=None, discrete=False, num_iterations=1000, seed=0, **numbers):
 
 @pytest.mark.parametrize("discrete", [False, True], ids=["box", "discrete"])
 def test_05_first_ratio_is_one(discrete):
-    # The shared learner's Gaussian is wide, so that many squashed actions are saturated.
     _, metrics = train(discrete=discrete)
     assert metrics["policy/first_ratio_error"].max() < 1e-5
     assert metrics["policy/approx_kl"].min() > 1e-4  # it did move
@@ -624,6 +623,8 @@ def test_the_competitive_concept_is_refused():
         ({"widths": (0,)}, "widths"),
         ({"activation": "tanhh"}, "Did you mean 'tanh'"),
         ({"schedule": "cosin"}, "Did you mean 'cosine'"),
+        ({"schedule": "constant", "final_rate": 0.1}, "final_rate"),
+        ({"normalise_values": False, "value_decay": 0.5}, "value_decay = 0.5 does not apply"),
         ({"stepper": "adamm"}, "Did you mean 'adam'"),
         ({"stepper": {"max_nrom": 1.0}}, "Did you mean 'max_norm'"),
         ({"learning_rate": "fast"}, "expected a number"),

@@ -37,7 +37,7 @@ def estimates(baseline, unscored_tail=0):
         env = Table()
         start = create_train_state(env, params, agent, num_envs=NUM_ENVS, num_iterations=1)
         # A running mean of earlier batches: 3 after two of them.
-        seen = 3.0 * (1 - agent.baseline_decay**2)
+        seen = jnp.float32(3.0 * (1 - 0.9**2))
         policy = start.agent._replace(nets=tabular(start.agent.nets), baseline=seen, batches=jnp.int32(2))
         state = start._replace(agent=policy)
 
@@ -190,5 +190,9 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(UserError, match="entropy does not apply"):
         check_pair(REINFORCE(score="events", entropy=0.1), tissue, tissue_params, 8, 2)
     check_pair(REINFORCE(score="events"), tissue, tissue_params, 8, 2)
+    with pytest.raises(UserError, match=r"initial_std = 0.3 does not apply.*discrete"):
+        check_pair(REINFORCE(initial_std=0.3), env, params, 8, 2)
+    with pytest.raises(UserError, match=r"baseline_decay = 0.5 does not apply with baseline='none'"):
+        REINFORCE(baseline="none", baseline_decay=0.5)
     with pytest.raises(UserError, match="Did you mean 'leave_one_out'"):
         REINFORCE(baseline="leave_on_out")
