@@ -13,6 +13,9 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from ..envs.environment import Environment, EnvParams, EnvState
 from ..errors import UserError
 
+LONGEST_MEMORY = 1 - 1e-6
+"""The largest decay of a running mean: at 1 it would never learn anything."""
+
 
 class View(NamedTuple):
     """What agents see of one environment; the agent axis is always there.
@@ -188,4 +191,4 @@ def check_range(name: str, value: Any, low: float, high: float = float("inf")) -
 
 def _shown(value: Any) -> str:
     """A value as it was written, not as float32 holds it."""
-    return f"{float(value):.6g}" if isinstance(value, jax.Array) and value.ndim == 0 else str(value)
+    return f"{float(value):.6g}" if isinstance(value, jax.Array) and value.ndim == 0 else repr(value)

@@ -73,7 +73,7 @@ class DEQN(Agent):
 
     def __check_init__(self):
         check_schedule(self.schedule, self.final_rate)
-        check_range("final_rate", self.final_rate, 0)
+        check_range("final_rate", self.final_rate, 0, 1)
         check_network(self.widths, self.activation)
         check_range("learning_rate", self.learning_rate, 0)
         check_range("order", self.order, 1)

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from ..envs.environment import Environment, EnvParams, add_agent_axis
 from ..errors import UserError, unknown
 from .agent import (
+    LONGEST_MEMORY,
     Agent,
     Context,
     Rollout,
@@ -136,16 +137,18 @@ class MAPPO(Agent):
 
     def __check_init__(self):
         check_schedule(self.schedule, self.final_rate)
-        check_range("final_rate", self.final_rate, 0)
+        check_range("final_rate", self.final_rate, 0, 1)
         check_network(self.widths, self.activation)
         check_range("learning_rate", self.learning_rate, 0)
         check_range("gamma", self.gamma, 0, 1)
         check_range("gae_lambda", self.gae_lambda, 0, 1)
         check_range("clip", self.clip, 0)
-        check_range("value_decay", self.value_decay, 0, 1)
+        check_range("value_decay", self.value_decay, 0, LONGEST_MEMORY)
         check_applies(
             "value_decay", self.value_decay, self.normalise_values, "with normalise_values=False; leave it out"
         )
+        check_range("entropy", self.entropy, 0)
+        check_range("value_coefficient", self.value_coefficient, 0)
         check_range("epochs", self.epochs, 1)
         check_range("minibatches", self.minibatches, 1)
         if self.critic not in CRITICS:

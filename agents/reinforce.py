@@ -18,6 +18,7 @@ from ..envs import spaces
 from ..envs.environment import Environment, EnvParams, drop_agent_axis
 from ..errors import UserError, unknown
 from .agent import (
+    LONGEST_MEMORY,
     Agent,
     Context,
     Rollout,
@@ -89,11 +90,12 @@ class REINFORCE(Agent):
 
     def __check_init__(self):
         check_schedule(self.schedule, self.final_rate)
-        check_range("final_rate", self.final_rate, 0)
+        check_range("final_rate", self.final_rate, 0, 1)
         check_network(self.widths, self.activation)
         check_range("learning_rate", self.learning_rate, 0)
         check_range("gamma", self.gamma, 0, 1)
-        check_range("baseline_decay", self.baseline_decay, 0, 1)
+        check_range("baseline_decay", self.baseline_decay, 0, LONGEST_MEMORY)
+        check_range("entropy", self.entropy, 0)
         check_range("unscored_tail", self.unscored_tail, 0)
         if self.score not in SCORES:
             raise unknown("score", str(self.score), SCORES)

@@ -41,7 +41,10 @@ class EnvSpec:
             return self.entry_point
         module, _, name = self.entry_point.partition(":")
         package = __name__.rpartition(".")[0]
-        return getattr(importlib.import_module(module, package), name)
+        try:
+            return getattr(importlib.import_module(module, package), name)
+        except (ModuleNotFoundError, AttributeError) as error:
+            raise UserError(f"environment {self.id!r} is registered as {self.entry_point!r}, but {error}") from None
 
 
 _registry: dict[str, EnvSpec] = {}
@@ -65,12 +68,14 @@ def register(
         **options: constructor arguments that every `make` passes.
 
     Raises:
-        UserError: the id is empty or taken.
+        UserError: the id is empty or taken, or the entry point is none.
     """
-    if not id:
-        raise UserError("an environment id must not be empty")
-    if id in _registry:
+    if not isinstance(id, str) or not id:
+        raise UserError(f"an environment id must be text that is not empty, got {id!r}")
+    if id in _registry or id in gymnax_ids():
         raise UserError(f"environment {id!r} is already registered; choose another id or the next version")
+    if not callable(entry_point) and not (isinstance(entry_point, str) and entry_point.count(":") == 1):
+        raise UserError(f"the entry point of {id!r} must be a class, a factory or 'module:Class', got {entry_point!r}")
     _registry[id] = EnvSpec(id, entry_point, dict(options), dict(calibrations or {}), summary)
 
 
@@ -129,6 +134,8 @@ def make(id: str, *, calibration: str | None = None, **overrides: Any) -> tuple[
         >>> float(params.alpha * params.beta)
         0.324...
     """
+    if not isinstance(id, str):
+        raise UserError(f"an environment id must be text, got {id!r}")
     if id not in _registry and id in gymnax_ids():
         from .adapters.gymnax import make_gymnax
 

@@ -191,6 +191,8 @@ class Tissue(Environment):
         next_state = TissueState(time=state.time + 1, tissue=tissue, events=events)
         gain = self.potential(tissue, params) - self.potential(state.tissue, params)
         reward = jnp.where(state.tissue.alive, gain, jnp.zeros_like(gain))
+        if jnp.issubdtype(jnp.result_type(action), jnp.floating):  # physics would read a NaN as "do nothing"
+            reward = jnp.where(jnp.isfinite(action).all(), reward, jnp.nan)
         over = events.overflow | (next_state.time >= params.max_steps_in_episode) | ~tissue.alive.any()
         info = {
             "overflow": events.overflow,

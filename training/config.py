@@ -22,8 +22,8 @@ from .settings import apply_overrides, load_config, merge
 AGENTS = {"mappo": "MAPPO", "reinforce": "REINFORCE", "deqn": "DEQN"}
 
 Whole = Annotated[int, BeforeValidator(whole)]
-Count = Annotated[Whole, Field(ge=1)]
-Seed = Annotated[Whole, Field(ge=0, lt=2**32)]
+Count = Annotated[Whole, Field(ge=1, lt=2**31)]
+Seed = Annotated[Whole, Field(ge=0, lt=2**31)]
 Number = Annotated[int | float, BeforeValidator(number)]
 
 
@@ -265,6 +265,9 @@ def build_env(config: EnvConfig) -> tuple[Any, Any]:
 
     if config.id not in registry.gymnax_ids():
         _check_env_keys(config, registry)
+    twice = sorted(set(config.options) & set(config.params))
+    if twice:
+        raise UserError(f"env.{twice[0]} and env.params.{twice[0]} are both set; keep env.params.{twice[0]}")
     return registry.make(config.id, calibration=config.calibration, **config.options, **config.params)
 
 

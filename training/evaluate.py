@@ -20,6 +20,7 @@ from ..envs.environment import Environment, EnvParams, EnvState, Reference, add_
 from ..errors import UserError
 from .conditions import euler_errors, expectation_nodes
 from .config import build_env
+from .loop import check_count
 from .run import Run, load
 
 Act = Callable[[EnvState, Array], PyTree]
@@ -45,7 +46,8 @@ def evaluate(
 
     Args:
         run: a `Run`, or its folder.
-        num_episodes: paths, side by side; None takes the run's setting.
+        num_episodes: paths, side by side; None takes the run's setting. An economy takes more where fewer would visit
+            less than 20,000 states.
         horizon: steps in each; None takes the run's setting, or chooses: until less than 1e-4 of the value is left, or
             the environment's time limit.
         seed: of the shocks.
@@ -71,13 +73,16 @@ def evaluate(
         * `untrained`: the same for the policy before training.
 
     Raises:
-        UserError: no run folder, or the environment's concept is not the one the run was trained for.
+        UserError: no run folder, a count below 1, or the environment's concept is not the one the run was trained for.
     """
     run = run if isinstance(run, Run) else load(run)
     settings = run.config.evaluation
     num_episodes = settings.num_episodes if num_episodes is None else num_episodes
     horizon = settings.horizon if horizon is None else horizon
     seed = settings.seed if seed is None else seed
+    for name, value in (("num_episodes", num_episodes), ("horizon", horizon)):
+        if value is not None:
+            check_count(name, value)
     policies = [run.agent.policy(state) for state in (run.state, run.untrained_state)]
     if not isinstance(run.env, Economy):
         trained, untrained = evaluate_episodes(run.env, run.params, policies, num_episodes, horizon, seed)

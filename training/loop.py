@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..agents.agent import Agent, Context, Rollout, View, check_pair
@@ -84,12 +85,12 @@ def create_train_state(
         UserError: a count below 1.
     """
     for name, value in (("num_envs", num_envs), ("num_iterations", num_iterations), ("num_seeds", num_seeds)):
-        _check_count(name, value)
+        check_count(name, value)
     dynamic, static = eqx.partition(agent, eqx.is_array)
     create = functools.partial(_create, env=env, agent=static, num_envs=num_envs)
     if num_seeds == 1:
         return create(jax.random.key(seed), params, dynamic, jnp.int32(num_iterations))
-    keys = jax.vmap(jax.random.key)(seed + jnp.arange(num_seeds))
+    keys = jax.vmap(jax.random.key)(np.arange(seed, seed + num_seeds, dtype=np.uint32))
     create_all = jax.vmap(create, in_axes=(0, None, None, None))
     return create_all(keys, params, dynamic, jnp.int32(num_iterations))
 
@@ -145,14 +146,15 @@ def make_train_step(
     """
     counts = {"num_envs": num_envs, "num_steps": num_steps, "iterations": iterations, "num_seeds": num_seeds}
     for name, value in counts.items():
-        _check_count(name, value)
+        check_count(name, value)
     check_pair(agent, env, params, num_steps, num_envs)
     _check_reward(env, params)
     dynamic, static = eqx.partition(agent, eqx.is_array)
     settings = _Settings(env, static, num_steps, iterations, fresh_episodes, num_seeds > 1)
 
     def train_step(state: TrainState) -> tuple[TrainState, dict[str, Array]]:
-        if isinstance(state.running_return, jax.Array) and state.running_return.is_deleted():
+        counted = state.running_return
+        if not isinstance(counted, jax.core.Tracer) and isinstance(counted, jax.Array) and counted.is_deleted():
             raise UserError("this train state was consumed by an earlier call; go on with the state that call returned")
         expected = (num_seeds, num_envs) if num_seeds > 1 else (num_envs,)
         if state.running_return.shape != expected:
@@ -316,7 +318,8 @@ def _where(condition: Bool[Array, " N"], chosen: PyTree, otherwise: PyTree) -> P
     return jax.tree.map(select, chosen, otherwise)
 
 
-def _check_count(name: str, value: Any) -> None:
+def check_count(name: str, value: Any) -> None:
+    """Raise `UserError` unless `value` is a whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UserError(f"{name} must be a whole number of at least 1, got {value!r}")
 

@@ -12,6 +12,7 @@ import dataclasses
 import importlib.metadata
 import json
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from ..errors import UserError
 from .config import Config, build, build_env, dump_config, parse
 from .metrics import plain
 from .settings import apply_overrides, load_config
-from .storage import fingerprint, load_tree, save_tree, write_text
+from .storage import fingerprint, load_tree, save_tree, structure, write_text
 
 CONFIG, INFO, TRAINED, UNTRAINED, EVALUATION = (
     "config.yaml",
@@ -56,10 +57,13 @@ class RunFolder:
         Raises:
             UserError: there is something at `path` already, or the folder cannot be made. Nothing is ever overwritten.
         """
+        if not os.fspath(path) or "\0" in str(path):
+            raise UserError(f"a run folder needs a name, got {os.fspath(path)!r}")
         path = Path(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
             taken = any(path.iterdir())
+            tempfile.TemporaryFile(dir=path).close()
         except OSError as error:
             raise UserError(f"cannot make the run folder {os.fspath(path)!r}: {error.strerror}") from None
         if taken:
@@ -158,11 +162,17 @@ class Run:
         Raises:
             UserError: an override names something else, something unknown, or a value out of range.
         """
-        for override in sets:
+        for override in [sets] if isinstance(sets, str) else sets:
             if override.split("=")[0].strip().split(".")[0] not in ("env", "evaluation"):
                 raise UserError(f"cannot set {override!r} of a finished run; only env and evaluation may change")
-        config = parse(apply_overrides(self.config.model_dump(), sets))
+        config = parse(apply_overrides(self.config.model_dump(), [sets] if isinstance(sets, str) else sets))
         env, params = build_env(config.env)
+        like = jax.eval_shape(lambda key: self.agent.init(key, env, params), jax.random.key(0))
+        if structure(like) != structure(self.state):
+            raise UserError(
+                f"the policy of this run was trained on {self.config.env.id} and does not fit {config.env.id} as "
+                "changed: its observations or actions are of another shape"
+            )
         return dataclasses.replace(self, config=config, env=env, params=params)
 
     def _checked(self, observation: PyTree) -> tuple[PyTree[Array], bool]:
@@ -213,9 +223,11 @@ def load(path: str | os.PathLike, *, seed: int = 0) -> Run:
         seed: which of the run's seeds, counted from 0.
 
     Raises:
-        UserError: the folder or one of its files is missing, damaged, or does not fit the rest, or there is no such
-            seed.
+        UserError: the run did not finish; the folder or one of its files is missing, damaged, or does not fit the
+            rest; or there is no such seed.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise UserError(f"a run folder is named by its path, got {path!r}")
     path = Path(path)
     if not path.is_dir():
         raise UserError(f"there is no run folder {os.fspath(path)!r}")
@@ -223,6 +235,8 @@ def load(path: str | os.PathLike, *, seed: int = 0) -> Run:
         raise UserError(f"{os.fspath(path)!r} is not a run folder: it has no {CONFIG}")
     config = parse(load_config(path / CONFIG))
     info = _read_info(path / INFO)
+    if not info.get("finished") and not (path / TRAINED).is_file():
+        raise UserError(f"the run in {os.fspath(path)!r} did not finish: it has no trained policy; train it again")
     if not 0 <= seed < config.training.num_seeds:
         raise UserError(
             f"{os.fspath(path)!r} has {config.training.num_seeds} seeds, counted from 0; there is no {seed}"

@@ -24,9 +24,15 @@ def write_atomically(path: str | os.PathLike, write: Callable[[BinaryIO], object
     Args:
         path: the file.
         write: fills an open binary file.
+
+    Raises:
+        UserError: the folder cannot be written to.
     """
     path = Path(path)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise UserError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from None
     try:
         with os.fdopen(descriptor, "wb") as file:
             write(file)
@@ -104,5 +110,5 @@ def _check_structure(path: str | os.PathLike, saved: list[Any], expected: list[s
     there, here = next((a, b) for a, b in pairs if a != b)
     raise UserError(
         f"{os.fspath(path)!r} does not fit its configuration: it holds {there} where {here} is expected "
-        "(another version, another precision, or an edited config.yaml?)"
+        "(another version, another precision (JAX_ENABLE_X64), or an edited config.yaml?)"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,6 +39,8 @@ def train_from_config(config: Config | Mapping[str, Any]) -> tuple[TrainState, H
     Raises:
         UserError: something does not fit, `out` is taken, or a loss is not finite.
     """
+    if not isinstance(config, (Config, Mapping)):
+        raise UserError(f"a configuration is a Config or nested settings, got {config!r}; load_config reads a file")
     state, history, _ = _train(config if isinstance(config, Config) else parse(config))
     return state, history
 
@@ -49,7 +52,7 @@ def train(
     iterations: int | None = None,
     seed: int | None = None,
     num_seeds: int | None = None,
-    out: str | None = None,
+    out: str | os.PathLike[str] | None = None,
     env: Mapping[str, Any] | None = None,
     rollout: Mapping[str, Any] | None = None,
     evaluation: Mapping[str, Any] | None = None,
@@ -81,6 +84,9 @@ def train(
         (1,)
     """
     counts = {"iterations": iterations, "seed": seed, "num_seeds": num_seeds}
+    for given, key, where in ((env, "id", "env_id"), (hyperparameters, "name", "agent")):
+        if given and key in given:
+            raise UserError(f"{key} = {given[key]!r} has no place here: it is train's argument {where}")
     flags: dict[str, Any] = {
         "env": dict(env or {}),
         "agent": dict(hyperparameters),
@@ -90,7 +96,7 @@ def train(
         "logging": {} if progress is None else {"progress": progress},
     }
     if out is not None:
-        flags["out"] = str(out)
+        flags["out"] = os.fspath(out) if isinstance(out, os.PathLike) else out
     return _train(resolve(env_id, agent, flags))[2]
 
 
@@ -185,7 +191,8 @@ def iterations_per_chunk(iterations: int, wanted: int | None) -> int:
     Raises:
         UserError: `wanted` does not divide `iterations`; the message names what would.
     """
-    divisors = [d for d in range(1, iterations + 1) if iterations % d == 0]
+    small = [d for d in range(1, math.isqrt(iterations) + 1) if iterations % d == 0]
+    divisors = sorted({*small, *(iterations // d for d in small)})
     if wanted is None:
         target = max(1.0, iterations / REPORTS)
         return min(divisors, key=lambda d: abs(math.log(d / target)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -62,8 +63,10 @@ class Gradient(Stepper):
         else:
             _check_ascends(optimizer)
             self.tx = optimizer
-        if max_norm is not None and not max_norm > 0:
-            raise UserError(f"max_norm = {max_norm} must be above 0, or None for no limit")
+        if max_norm is not None and not (_is_number(max_norm) and max_norm > 0):
+            raise UserError(f"max_norm = {max_norm!r} must be a number above 0, or None for no limit")
+        if weight_decay is not None and not (_is_number(weight_decay) and weight_decay >= 0):
+            raise UserError(f"weight_decay = {weight_decay!r} must be a number of at least 0")
         self.max_norm = None if max_norm is None else float(max_norm)
         self.weight_decay = (1e-4 if optimizer == "adamw" else 0.0) if weight_decay is None else float(weight_decay)
 
@@ -94,6 +97,10 @@ _CACHE: dict[str, optax.GradientTransformation] = {}
 def _named(name: str) -> optax.GradientTransformation:
     """One transformation object per name: equal steppers then share one compilation."""
     return _CACHE.setdefault(name, OPTIMIZERS[name]())
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _check_ascends(tx: Any) -> None:

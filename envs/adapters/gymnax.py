@@ -98,7 +98,7 @@ class GymnaxEnvironment(Environment):
 
     def is_truncated(self, state: EnvState, params: EnvParams) -> Array:
         """As `inner` says."""
-        return jnp.asarray(self.inner.is_truncated(state, params))
+        return jnp.asarray(self.inner.is_truncated(state, params)).astype(bool)
 
 
 def make_gymnax(id: str, **overrides: Any) -> tuple[GymnaxEnvironment, EnvParams]:

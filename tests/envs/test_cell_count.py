@@ -289,3 +289,19 @@ def test_picture_shows_the_living_cells():
     np.testing.assert_allclose(covered, 4 * np.pi * 0.25 / 64, rtol=0.05)
     empty = state.replace(tissue=state.tissue.set("alive", jnp.zeros(12, bool)))
     assert np.all(env.render(empty, params) == 255)
+
+
+@pytest.mark.parametrize("shape", [(8, 2), (8,)])
+def test_action_of_another_shape_is_refused(shape):
+    env, params = equimorph.make("CellCount-v0", mode="hazard", capacity=8, target=6)
+    _, state = env.reset_env(jax.random.key(0), params)
+    with pytest.raises(UserError, match=r"has shape \(8, 1\)"):
+        env.step_env(jax.random.key(1), state, jnp.zeros(shape), params)
+
+
+def test_rate_that_is_not_a_number_does_not_pass_for_no_division():
+    env, params = equimorph.make("CellCount-v0", mode="hazard", capacity=8, target=6)
+    _, state = env.reset_env(jax.random.key(0), params)
+    _, _, reward, _, info = env.step_env(jax.random.key(1), state, jnp.full((8, 1), jnp.nan), params)
+    assert jnp.isnan(reward).all()
+    assert info["action_clipped"]

@@ -21,6 +21,7 @@ from equimorph.envs.environment import (
     drop_agent_axis,
 )
 from equimorph.envs.spaces import Box, Discrete
+from equimorph.errors import UserError
 
 
 @struct.dataclass
@@ -97,9 +98,10 @@ def test_defaults(crowd):
     np.testing.assert_array_equal(env.centre(params), [1.0, 1.0])
     assert env.reference(params) is None
     assert env.name == "Crowd-v0"
-    for missing in (env.score, env.render):
-        with pytest.raises(NotImplementedError, match="Crowd-v0 has no"):
-            missing(state, params)
+    with pytest.raises(NotImplementedError, match="Crowd-v0 has no score"):
+        env.score(state, params)
+    with pytest.raises(UserError, match="Crowd-v0 has no picture"):
+        env.render(state, params)
 
 
 def test_transition_gradients_are_always_on(crowd):

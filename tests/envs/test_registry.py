@@ -126,13 +126,49 @@ def test_a_factory_and_a_module_path(scratch):
 def test_a_taken_or_empty_id_is_refused(scratch):
     with pytest.raises(UserError, match="already registered"):
         equimorph.register("BrockMirman-v0", BrockMirman)
-    with pytest.raises(UserError, match="must not be empty"):
+    with pytest.raises(UserError, match="not empty"):
         equimorph.register("", BrockMirman)
 
 
-def test_an_id_of_gymnaxs_can_be_claimed_and_then_means_ours(scratch):
-    equimorph.register("CartPole-v1", BrockMirman)
-    assert equimorph.make("CartPole-v1")[0] == BrockMirman()
+def test_an_id_of_gymnaxs_is_taken(scratch):
+    with pytest.raises(UserError, match="'CartPole-v1' is already registered"):
+        equimorph.register("CartPole-v1", BrockMirman)
+
+
+@pytest.mark.parametrize("entry_point", ["nomodule", "", 3, {}])
+def test_what_is_no_entry_point_is_refused(scratch, entry_point):
+    with pytest.raises(UserError, match="entry point of 'New-v0'"):
+        equimorph.register("New-v0", entry_point)
+
+
+@pytest.mark.parametrize("entry_point", ["nowhere_at_all:Foo", "equimorph.envs:Nope"])
+def test_an_entry_point_that_leads_nowhere_is_told_when_made(scratch, entry_point):
+    equimorph.register("New-v0", entry_point)
+    with pytest.raises(UserError, match="'New-v0' is registered as"):
+        equimorph.make("New-v0")
+
+
+def test_a_module_that_registers_is_imported_first(scratch, tmp_path, monkeypatch):
+    (tmp_path / "my_models.py").write_text(
+        "import equimorph\nfrom equimorph.envs.economies.brock_mirman import BrockMirman\n"
+        "equimorph.register('Mine-v0', BrockMirman)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert equimorph.make("my_models:Mine-v0")[0] == BrockMirman()
+    with pytest.raises(UserError, match="cannot import 'no_such_module'"):
+        equimorph.make("no_such_module:Mine-v0")
+
+
+def test_ids_are_text():
+    with pytest.raises(UserError, match="must be text, got 3"):
+        equimorph.make(3)
+
+
+def test_a_traced_parameter_is_refused_with_the_way_out():
+    import jax
+
+    with pytest.raises(UserError, match=r"params.replace"):
+        jax.vmap(lambda beta: equimorph.make("BrockMirman-v0", beta=beta)[1].beta)(jax.numpy.ones(2))
 
 
 def test_gymnaxs_ids_pass_through():

@@ -15,6 +15,7 @@ from equimorph.envs.economies.brock_mirman import BrockMirman
 from equimorph.envs.environment import Reference
 from equimorph.errors import UserError
 from equimorph.training.evaluate import check_concept, evaluate, evaluate_economy, evaluate_episodes, quantiles
+from equimorph.training.report import evaluation_notes
 
 
 class Share(Policy):
@@ -104,8 +105,10 @@ def test_stochastic_ak_regret_is_the_closed_forms():
 def test_policy_of_infinite_loss_loses_everything():
     report = score("StochasticAK-v0", 0.9)[0]
     assert report["welfare_loss"] == 1.0
+    assert report["effective_discount"] > 1
     assert "regret" not in report
     assert "return" not in report
+    assert "not finite" in evaluation_notes({"deqn": report})[0]
 
 
 def test_floored_paths_are_counted_and_not_scored():
@@ -141,7 +144,7 @@ def test_economy_without_a_reference_reports_what_is_defined():
             return None
 
     report = score("BrockMirman-v0", 0.3456, env=Unknown())[0]
-    assert set(report) == {"floored", "return", "euler"}
+    assert set(report) == {"effective_discount", "floored", "return", "euler"}
     # Nothing is added for what comes after the horizon: (1 - beta^T) of the known value, up to where paths start.
     assert report["return"] == pytest.approx(-25.54, abs=0.3)
 
@@ -178,3 +181,10 @@ def test_quantiles_of_known_numbers():
     assert found["median"] == pytest.approx(0.5)
     assert found["p99"] == pytest.approx(0.99)
     assert found["max"] == 1.0
+
+
+@pytest.mark.parametrize("changes", [{"num_episodes": 0}, {"num_episodes": 1.5}, {"horizon": -1}])
+def test_counts_below_one_are_refused(changes):
+    run = equimorph.train("BrockMirman-v0", "mappo", iterations=1, rollout={"num_envs": 4, "num_steps": 8})
+    with pytest.raises(UserError, match=next(iter(changes))):
+        evaluate(run, **changes)

@@ -95,3 +95,33 @@ def test_competitive_concept_is_refused_for_a_learner_of_rewards():
 def test_events_need_scored_events():
     with pytest.raises(UserError, match="events"):
         train("BrockMirman-v0", "reinforce", iterations=1, score="events")
+
+
+def test_loss_that_is_not_finite_stops_the_run_and_is_named(tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(UserError, match=r"loss/\w+ is not finite at iteration \d+.*keeps the untrained policy"):
+        train("BrockMirman-v0", "mappo", iterations=8, learning_rate=1e30, rollout=SMALL, out=out)
+    with pytest.raises(UserError, match="did not finish"):
+        equimorph.load(out)
+
+
+def test_state_made_for_other_numbers_is_refused():
+    from equimorph.agents import MAPPO
+
+    env, params = equimorph.make("BrockMirman-v0")
+    state = loop.create_train_state(env, params, MAPPO(), num_envs=8, num_iterations=1)
+    step = loop.make_train_step(env, params, MAPPO(), num_envs=16, num_steps=8)
+    with pytest.raises(UserError, match=r"\(8,\).*\(16,\)"):
+        step(state)
+
+
+@pytest.mark.parametrize("setting", [{"env": {"id": "CellCount-v0"}}, {"name": "mappo"}])
+def test_what_train_names_already_is_not_named_again(setting):
+    with pytest.raises(UserError, match="train's argument"):
+        train("BrockMirman-v0", "deqn", iterations=1, **setting)
+
+
+def test_policy_of_another_environment_is_refused():
+    run = train("BrockMirman-v0", "deqn", iterations=1, rollout={"num_envs": 16, "num_steps": 8})
+    with pytest.raises(UserError, match="does not fit StochasticAK-v0"):
+        run.changed(["env.id=StochasticAK-v0"])
