@@ -27,7 +27,8 @@ class TrainState(NamedTuple):
 
     Attributes:
         agent: the agent's state.
-        env_state, observation, memory: `[N, ...]`; the latter two with the agent axis.
+        env_state, observation: `[N, ...]`, as `step_env` returns them.
+        memory: `[N, A, ...]`.
         running_return, running_length: `[N]`, of the episodes under way.
         key: of the next iteration.
         iteration: updates done; `num_iterations` are planned, for schedules.
@@ -44,11 +45,18 @@ class TrainState(NamedTuple):
     num_iterations: Int[Array, ""]
 
 
-class Ends(NamedTuple):
-    """What episode statistics need of a rollout, `[T, N]`: the mean reward of the living, and ends of episodes."""
+class Ended(NamedTuple):
+    """What counting episodes needs of a rollout, `[T, N]`.
+
+    Attributes:
+        earned: the mean reward of the living.
+        done: whether the episode ended with this step.
+        score: of the episodes that did, 0 elsewhere; None where the environment has none.
+    """
 
     earned: Float[Array, "T N"]
     done: Bool[Array, "T N"]
+    score: Float[Array, "T N"] | None
 
 
 class _Settings(NamedTuple):
@@ -191,8 +199,8 @@ def _iterate(state: TrainState, agent: Agent, params: EnvParams, settings: _Sett
             running_return=jnp.zeros_like(state.running_return),
             running_length=jnp.zeros_like(state.running_length),
         )
-    state, rollout, ends = collect(state, key_collect, settings.env, params, agent, settings.num_steps, settings.seeds)
-    state, episodes = _count_episodes(state, rollout, ends, settings.env, params)
+    state, rollout, ended = collect(state, key_collect, settings.env, params, agent, settings.num_steps, settings.seeds)
+    state, episodes = _count_episodes(state, ended)
     context = Context(settings.env, params, state.iteration, state.num_iterations)
     agent_state, metrics = agent.update(state.agent, rollout, context, key_update)
     return state._replace(agent=agent_state, key=key, iteration=state.iteration + 1), {**metrics, **episodes}
@@ -206,26 +214,29 @@ def collect(
     agent: Agent,
     num_steps: int,
     under_seeds: bool = False,
-) -> tuple[TrainState, Rollout, Ends]:
+) -> tuple[TrainState, Rollout, Ended]:
     """T steps of every environment with the current policy, with a reset only where one is due.
 
     Args:
         under_seeds: the call is vmapped over the axis `SEED_AXIS`.
     """
     num_envs = state.running_return.shape[0]
+    with_agents = jax.vmap(functools.partial(add_agent_axis, env))
 
     def step(carry, key_step):
         env_state, observation, memory = carry
         key_act, key_env, key_reset = jax.random.split(key_step, 3)
         view = View(
-            observation,
+            with_agents(observation),
             jax.vmap(env.agent_mask, (0, None))(env_state, params),
             jax.vmap(env.action_mask, (0, None))(env_state, params),
         )
         act = jax.vmap(agent.act, (None, 0, 0, 0))
         next_memory, action, extras = act(state.agent, memory, view, jax.random.split(key_act, num_envs))
-        experience = _step_environments(jax.random.split(key_env, num_envs), env_state, action, env, params)
-        next_state, next_observation = experience["next_env_state"], experience["next_observation"]
+        next_observation, experience = _step_environments(
+            jax.random.split(key_env, num_envs), env_state, action, env, params
+        )
+        next_state = experience["next_env_state"]
         next_memory = _move_memory(next_memory, env_state, next_state, env, params, agent, state.agent)
         done = experience["terminated"] | experience["truncated"]
         due = jax.lax.psum(done.any().astype(jnp.int32), SEED_AXIS) > 0 if under_seeds else done.any()
@@ -235,26 +246,31 @@ def collect(
             return _where(done, fresh, (next_observation, next_state, next_memory))
 
         after = jax.lax.cond(due, reset, lambda: (next_observation, next_state, next_memory))
-        stored = Rollout(view=view, action=action, env_state=env_state, memory=memory, extras=extras, **experience)
-        living = jnp.where(view.agent_mask, stored.reward, 0).sum(-1)
-        earned = living / jnp.maximum(view.agent_mask.sum(-1), 1) if env.num_agents > 1 else living
-        return (after[1], after[0], after[2]), (stored, Ends(earned, done))
+        stored = Rollout(
+            view=view,
+            action=action,
+            next_observation=with_agents(next_observation),
+            env_state=env_state,
+            memory=memory,
+            extras=extras,
+            **experience,
+        )
+        return (after[1], after[0], after[2]), (stored, _ended(stored, done, env, params))
 
     carry = (state.env_state, state.observation, state.memory)
-    carry, (rollout, ends) = jax.lax.scan(step, carry, jax.random.split(key, num_steps))
+    carry, (rollout, ended) = jax.lax.scan(step, carry, jax.random.split(key, num_steps))
     env_state, observation, memory = carry
-    return state._replace(env_state=env_state, observation=observation, memory=memory), rollout, ends
+    return state._replace(env_state=env_state, observation=observation, memory=memory), rollout, ended
 
 
-def _step_environments(keys, env_state, action, env: Environment, params: EnvParams) -> dict[str, Any]:
-    """One transition of every environment, before any reset, with the agent axis."""
+def _step_environments(keys, env_state, action, env: Environment, params: EnvParams) -> tuple[PyTree, dict[str, Any]]:
+    """One transition of every environment, before any reset: what it looks like, and the rest with the agent axis."""
 
     def one(key, state, act):
         observation, next_state, reward, terminated, _ = env.step_env(key, state, drop_agent_axis(env, act), params)
         discount = env.step_discount(state, next_state, params)
-        return {
+        return observation, {
             "next_env_state": next_state,
-            "next_observation": add_agent_axis(env, observation),
             "reward": add_agent_axis(env, reward),
             "discount": jnp.broadcast_to(discount, (env.num_agents,)),
             "terminated": terminated,
@@ -270,7 +286,7 @@ def _reset(key, env: Environment, params: EnvParams, agent: Agent, agent_state: 
     observation, env_state = jax.vmap(env.reset_env, (0, None))(jax.random.split(key, num_envs), params)
     memory = agent.initial_memory(agent_state, env, params)
     memory = jax.tree.map(lambda x: jnp.broadcast_to(x, (num_envs, *x.shape)), memory)
-    return jax.vmap(lambda x: add_agent_axis(env, x))(observation), env_state, memory
+    return observation, env_state, memory
 
 
 def _move_memory(memory, env_state, next_state, env: Environment, params: EnvParams, agent: Agent, agent_state):
@@ -286,27 +302,40 @@ def _move_memory(memory, env_state, next_state, env: Environment, params: EnvPar
     return jax.vmap(one)(memory, env_state, next_state)
 
 
-def _count_episodes(state: TrainState, rollout: Rollout, ends: Ends, env: Environment, params: EnvParams):
-    """Sums over the episodes that ended in this rollout, and what the unfinished ones carry on.
+def _ended(step: Rollout, done: Bool[Array, " N"], env: Environment, params: EnvParams) -> Ended:
+    """What counting needs of one step, `[N]`."""
+    mask = step.view.agent_mask
+    earned = jnp.where(mask, step.reward, 0).sum(-1)
+    if env.num_agents > 1:
+        earned = earned / jnp.maximum(mask.sum(-1), 1)
+    if "score" not in env.capabilities:
+        return Ended(earned, done, None)
+    score = jax.vmap(env.score, (0, None))(step.next_env_state, params)
+    return Ended(earned, done, jnp.where(done, score, 0))
 
-    What finished episodes earned is all that was earned, plus what was carried in, less what is carried out.
+
+def _count_episodes(state: TrainState, ended: Ended) -> tuple[TrainState, dict[str, Array]]:
+    """Sums over the episodes that ended in a rollout, and what those under way carry on.
+
+    What finished episodes earned is all that was earned, and carried in, less what is carried out: so that only the
+    latter needs a pass in time.
     """
-    reward, done = ends
-    time = jnp.arange(done.shape[0], dtype=jnp.int32)[:, None]
-    last_end = jnp.where(done, time, -1).max(axis=0)
-    open_episode = time > last_end
-    carried_on = last_end < 0
-    running_return = jnp.where(open_episode, reward, 0).sum(0) + jnp.where(carried_on, state.running_return, 0)
-    running_length = open_episode.sum(0, dtype=jnp.int32) + jnp.where(carried_on, state.running_length, 0)
-    episodes = {
+    earned, done, scores = ended
+
+    def carry_on(running, step):
+        reward, ends = step
+        return (jnp.where(ends, 0, running[0] + reward), jnp.where(ends, 0, running[1] + 1)), None
+
+    start = (state.running_return, state.running_length)
+    (total, length), _ = jax.lax.scan(carry_on, start, (earned, done), unroll=8)
+    sums = {
         "episode/finished": done.sum(),
-        "episode/return_sum": reward.sum() + state.running_return.sum() - running_return.sum(),
-        "episode/length_sum": done.size + state.running_length.sum() - running_length.sum(),
+        "episode/return_sum": earned.sum() + state.running_return.sum() - total.sum(),
+        "episode/length_sum": done.size + state.running_length.sum() - length.sum(),
     }
-    if "score" in env.capabilities:
-        score = jax.vmap(jax.vmap(env.score, (0, None)), (0, None))(rollout.next_env_state, params)
-        episodes["episode/score_sum"] = jnp.where(done, score, 0).sum()
-    return state._replace(running_return=running_return, running_length=running_length), episodes
+    if scores is not None:
+        sums["episode/score_sum"] = scores.sum()
+    return state._replace(running_return=total, running_length=length), sums
 
 
 def _where(condition: Bool[Array, " N"], chosen: PyTree, otherwise: PyTree) -> PyTree:

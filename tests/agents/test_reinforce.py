@@ -44,7 +44,7 @@ def estimates(baseline, unscored_tail=0):
         def one(key):
             key_reset, key_collect, key_update = jax.random.split(key, 3)
             observation, env_state = jax.vmap(env.reset_env, (0, None))(jax.random.split(key_reset, NUM_ENVS), params)
-            fresh = state._replace(env_state=env_state, observation=observation[:, None])
+            fresh = state._replace(env_state=env_state, observation=observation)
             _, rollout, _ = collect(fresh, key_collect, env, params, agent, 2)
             context = Context(env, params, jnp.int32(0), jnp.int32(1))
             after, _ = agent.update(policy, rollout, context, key_update)
