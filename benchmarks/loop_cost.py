@@ -7,6 +7,7 @@ paired ratios is printed.
     python benchmarks/loop_cost.py
 """
 
+import functools
 import statistics
 import sys
 import time
@@ -57,9 +58,8 @@ class Constant(Agent):
 
 def bare(env, params, action, num_envs, num_steps):
     """The yardstick: steps, resets where they are due, rewards and ends (XLA would drop what nobody takes)."""
-    actions = jnp.broadcast_to(action, (num_envs, *action.shape))
 
-    def step(carry, key):
+    def step(actions, params, carry, key):
         key_step, key_reset = jax.random.split(key)
         state, observation = carry
         keys = jax.random.split(key_step, num_envs)
@@ -77,13 +77,15 @@ def bare(env, params, action, num_envs, num_steps):
 
     @eqx.filter_jit(donate="all")
     def run(carry):
-        (state, observation), key = carry
+        (state, observation), key, action, params = carry
         key, key_steps = jax.random.split(key)
-        after, earned = jax.lax.scan(step, (state, observation), jax.random.split(key_steps, num_steps))
-        return (after, key), earned
+        one = functools.partial(step, jnp.broadcast_to(action, (num_envs, *action.shape)), params)
+        after, earned = jax.lax.scan(one, (state, observation), jax.random.split(key_steps, num_steps))
+        return (after, key, action, params), earned
 
+    copies = jax.tree.map(jnp.array, (action, params))  # arguments, as in the loop: not constants for XLA to fold
     observation, state = jax.vmap(env.reset_env, (0, None))(jax.random.split(jax.random.key(0), num_envs), params)
-    return lambda carry: run(carry)[0], ((state, observation), jax.random.key(1))
+    return lambda carry: run(carry)[0], ((state, observation), jax.random.key(1), *copies)
 
 
 def cpu_seconds(run, carry, calls):
