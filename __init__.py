@@ -6,11 +6,13 @@ Everything here is imported on first use, so that `import equimorph` costs next 
 from typing import TYPE_CHECKING
 
 from ._lazy import lazy_attributes
+from .envs import catalog as _catalog  # noqa: F401 - tells Gymnasium of our environments
 
 if TYPE_CHECKING:
     from . import agents, envs, training
+    from .envs.catalog import list_envs, register
     from .envs.checks import check_environment
-    from .envs.registry import list_envs, make, register
+    from .envs.registry import make
     from .training.evaluate import evaluate
     from .training.run import load
     from .training.trainer import train, train_from_config
@@ -40,10 +42,10 @@ __getattr__, __dir__ = lazy_attributes(
         "check_environment": ".envs.checks",
         "envs": ".envs",
         "evaluate": ".training.evaluate",
-        "list_envs": ".envs.registry",
+        "list_envs": ".envs.catalog",
         "load": ".training.run",
         "make": ".envs.registry",
-        "register": ".envs.registry",
+        "register": ".envs.catalog",
         "train": ".training.trainer",
         "train_from_config": ".training.trainer",
         "training": ".training",

@@ -16,6 +16,7 @@ from ._probe import TOLERANCE, Probe, finite, gap, is_float, kind, named_leaves,
 from .economy import Decision, Economy
 from .environment import Environment, EnvParams, EnvState
 from .shocks import Discrete, Normal
+from .wrappers import Wrapper
 
 Rule = Callable[[Probe], Iterator[str]]
 
@@ -45,9 +46,12 @@ def capabilities_are_true(probe: Probe) -> Iterator[str]:
         elif hint := did_you_mean(name, BACKING):
             yield f"capability {name!r} is unknown.{hint}"
     for name, base in (("score", Environment), ("conditions", Economy)):
+        own = env
+        while isinstance(own, Wrapper) and name in vars(Wrapper):  # it passes on what it does not override
+            own = own.inner
         if (
-            isinstance(env, base)
-            and getattr(type(env), name) is not getattr(base, name)
+            isinstance(own, base)
+            and getattr(type(own), name) is not getattr(base, name)
             and name not in env.capabilities
         ):
             yield f"{name} is defined, but capability {name!r} is not declared; add it to capabilities"

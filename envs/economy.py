@@ -11,11 +11,13 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
 from ..errors import unknown
 from . import spaces
 from .environment import Environment, EnvParams, EnvState, canonical_params
+from .pictures import draw_levels
 from .shocks import ShockLaw
 
 Residuals = dict[str, Array]
@@ -198,3 +200,18 @@ class Economy(Environment):
         info = {"utility": utility, "action_clipped": clipped, "floored": self.floored(state, action, params)}
         reward = self.scaled_reward(utility, params)
         return self.observation(next_state, params), next_state, reward, jnp.zeros((), bool), info
+
+    def render(self, state: EnvState, params: EnvParams) -> np.ndarray:
+        """The state's quantities as bars, in percent away from the steady state where there is one; uint8[H, W, 3]."""
+        steady = self.steady_state(params)
+        return draw_levels(
+            f"{self.name}, t = {int(state.time)}",
+            _quantities(state),
+            None if steady is None else _quantities(steady[0]),
+        )
+
+
+def _quantities(state: EnvState) -> dict[str, Any]:
+    """A state's named numbers, without the time."""
+    fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    return {name: value for name, value in fields.items() if name != "time"}

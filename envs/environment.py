@@ -69,7 +69,8 @@ def canonical_params(params: EnvParams) -> EnvParams:
     """
 
     def cast(leaf):
-        kind = int if np.issubdtype(np.asarray(leaf).dtype, np.integer) else float
+        dtype = np.asarray(leaf).dtype
+        kind = bool if dtype == bool else int if np.issubdtype(dtype, np.integer) else float
         return jnp.array(leaf, dtype=jnp.result_type(kind))
 
     return jax.tree.map(cast, params)
@@ -120,11 +121,12 @@ class Environment(gymnax_environment.Environment):
 
     With `num_agents == 1` nothing at the door has an agent axis. Above 1, observations, actions and rewards have
     shape `[A, ...]`. `terminated` means that the continuation value is zero; a time limit on an unending task is
-    truncation.
+    truncation. `agent_role` is what one agent is called where agents have names.
     """
 
     num_agents: int = 1
     concept: str = "planner"
+    agent_role: ClassVar[str] = "agent"
 
     @property
     def name(self) -> str:

@@ -1,147 +1,74 @@
-"""Environment ids: what `make` builds, and the named calibrations of each."""
+"""What `make` builds: an environment and its parameters, checked by name and domain."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax
 import numpy as np
 
 from ..errors import UserError, unknown
+from .catalog import LIBRARIES, is_foreign, load_attribute, spec
 from .environment import Environment, EnvParams, canonical_params, validate_params
 
-EntryPoint = str | Callable[..., Environment]
+# What `make(api=...)` returns, and the functions that build it.
+DOORS = {
+    "gymnasium": ".adapters.gymnasium:make_gymnasium",
+    "pettingzoo": ".adapters.pettingzoo:make_pettingzoo",
+    "jaxmarl": ".adapters.jaxmarl:make_jaxmarl",
+}
 
 
-@dataclasses.dataclass(frozen=True)
-class EnvSpec:
-    """What is registered under an id.
-
-    Attributes:
-        id: such as "BrockMirman-v0".
-        entry_point: the environment's class (or a factory with its keyword arguments), or "module:Class", imported
-            when first made.
-        options: constructor arguments.
-        calibrations: named sets of overrides: constructor options and parameters.
-        summary: one line for listings.
-    """
-
-    id: str
-    entry_point: EntryPoint
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    calibrations: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    summary: str = ""
-
-    def load(self) -> Callable[..., Environment]:
-        """The class or factory behind the id."""
-        if not isinstance(self.entry_point, str):
-            return self.entry_point
-        module, _, name = self.entry_point.partition(":")
-        package = __name__.rpartition(".")[0]
-        try:
-            return getattr(importlib.import_module(module, package), name)
-        except (ModuleNotFoundError, AttributeError) as error:
-            raise UserError(f"environment {self.id!r} is registered as {self.entry_point!r}, but {error}") from None
+@overload
+def make(
+    id: str, *, api: Literal["gymnax"] = "gymnax", calibration: str | None = None, **overrides: Any
+) -> tuple[Environment, EnvParams]: ...
 
 
-_registry: dict[str, EnvSpec] = {}
+@overload
+def make(id: str, *, api: str, calibration: str | None = None, **overrides: Any) -> Any: ...
 
 
-def register(
-    id: str,
-    entry_point: EntryPoint,
-    *,
-    calibrations: Mapping[str, Mapping[str, Any]] | None = None,
-    summary: str = "",
-    **options: Any,
-) -> None:
-    """Register an environment, so that `make(id)` and the command line know it.
+def make(id: str, *, api: str = "gymnax", calibration: str | None = None, **overrides: Any) -> Any:
+    """Build an environment, for the interface that you know.
 
     Args:
-        id: a new id, by convention "Name-v0".
-        entry_point: a subclass of `Environment`, a factory, or "module:Class".
-        calibrations: named sets of overrides for `make(id, calibration=...)`.
-        summary: one line for listings.
-        **options: constructor arguments that every `make` passes.
-
-    Raises:
-        UserError: the id is empty or taken, or the entry point is none.
-    """
-    if not isinstance(id, str) or not id:
-        raise UserError(f"an environment id must be text that is not empty, got {id!r}")
-    if id in _registry or id in gymnax_ids():
-        raise UserError(f"environment {id!r} is already registered; choose another id or the next version")
-    if not callable(entry_point) and not (isinstance(entry_point, str) and entry_point.count(":") == 1):
-        raise UserError(f"the entry point of {id!r} must be a class, a factory or 'module:Class', got {entry_point!r}")
-    _registry[id] = EnvSpec(id, entry_point, dict(options), dict(calibrations or {}), summary)
-
-
-def list_envs() -> list[str]:
-    """The ids of this suite's environments, sorted. gymnax's own ids work in `make` too."""
-    return sorted(_registry)
-
-
-def spec(id: str) -> EnvSpec:
-    """What is registered under `id`.
-
-    Raises:
-        UserError: no such id; the message names the nearest one.
-    """
-    name = _imported(id)
-    if name not in _registry:
-        raise unknown("environment", name, [*_registry, *gymnax_ids()])
-    return _registry[name]
-
-
-def _imported(id: str) -> str:
-    """The id behind "module:id"; the module, which registers it, is imported first."""
-    module, colon, name = id.rpartition(":")
-    if not colon:
-        return id
-    try:
-        importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise UserError(f"cannot import {module!r}, which should register environment {name!r}: {error}") from None
-    return name
-
-
-def gymnax_ids() -> list[str]:
-    """The ids that come from gymnax."""
-    import gymnax
-
-    return list(gymnax.registered_envs)
-
-
-def make(id: str, *, calibration: str | None = None, **overrides: Any) -> tuple[Environment, EnvParams]:
-    """Build an environment and its parameters.
-
-    Args:
-        id: one of `list_envs()`, an id of gymnax's, or "module:id" with a module that registers it.
+        id: one of `list_envs()`, an id of gymnax's, "module:id" with a module that registers it, or another library's
+            environment: "gymnasium:CartPole-v1", "jaxmarl:MPE_simple_spread_v3", "brax:ant", "jumanji:Snake-v1".
+        api: "gymnax", "gymnasium" (with `num_envs=`, a vector environment), "pettingzoo" or "jaxmarl".
         calibration: a named calibration of that environment; None is the default one.
-        **overrides: constructor options (`concept="competitive"`) and parameters (`beta=0.99`), on top of it.
+        **overrides: constructor options (`concept="competitive"`) and parameters (`beta=0.99`), on top of it; and the
+            options of the interface, such as `render_mode="rgb_array"`.
 
     Returns:
-        The environment, hashable by value, and its parameters as arrays.
+        For "gymnax", the environment, hashable by value, and its parameters as arrays: `(env, params)`. For the others
+        the environment as that library knows it.
 
     Raises:
-        UserError: an unknown id, calibration or name, or a value outside its domain.
+        UserError: an unknown id, api, calibration or name, or a value outside its domain.
 
     Example:
         >>> env, params = make("BrockMirman-v0", beta=0.9)
         >>> float(params.alpha * params.beta)
         0.324...
+        >>> make("BrockMirman-v0", api="gymnasium").action_space
+        Box(0.0, 1.0, (1,), float32)
     """
     if not isinstance(id, str):
         raise UserError(f"an environment id must be text, got {id!r}")
-    if id not in _registry and id in gymnax_ids():
-        from .adapters.gymnax import make_gymnax
-
+    if api != "gymnax":
+        if api not in DOORS:
+            raise unknown("api", str(api), ["gymnax", *DOORS])
+        return load_attribute(DOORS[api])(id, calibration=calibration, **overrides)
+    if is_foreign(id):
+        library, colon, name = id.partition(":")
+        if not colon:
+            library, name = "gymnax", id
         if calibration is not None:
-            raise UserError(f"{id} comes from gymnax and has no calibrations; leave calibration={calibration!r} out")
-        return make_gymnax(id, **overrides)
+            raise UserError(f"{id} is another library's and has no calibrations; leave calibration={calibration!r} out")
+        return load_attribute(LIBRARIES[library])(name, **overrides)
     found = spec(id)
     id = found.id
     if calibration is not None:
@@ -199,27 +126,3 @@ def option_fields(factory: Callable[..., Environment]) -> list[str]:
     import inspect
 
     return list(inspect.signature(factory).parameters)
-
-
-register(
-    "BrockMirman-v0",
-    ".economies.brock_mirman:BrockMirman",
-    calibrations={
-        "default": {},
-        "patient": {"beta": 0.99, "rho": 0.95, "sigma": 0.01},
-        "externality": {"eta": 0.2},
-    },
-    summary="log utility, full depreciation: save alpha*beta of output, whatever the shock (Brock and Mirman 1972)",
-)
-register(
-    "StochasticAK-v0",
-    ".economies.stochastic_ak:StochasticAK",
-    calibrations={"default": {}, "stress": {"gamma": 5.0, "mu": 0.05}},
-    summary="risky linear returns, power utility: a share that depends on the shock's law (Levhari, Srinivasan 1969)",
-)
-register(
-    "CellCount-v0",
-    ".tissues.cell_count:CellCount",
-    calibrations={"default": {}, "hazard": {"mode": "hazard"}},
-    summary="organ size control: cells decide on dividing so that n* of them are there at the end",
-)

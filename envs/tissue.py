@@ -97,6 +97,7 @@ class Tissue(Environment):
     num_agents: int = dataclasses.field(init=False)
     concept: str = dataclasses.field(init=False, default="cooperative")
 
+    agent_role: ClassVar[str] = "cell"
     params_type: ClassVar[type[EnvParams]] = TissueParams
     ports: ClassVar[tuple[jax_morph.StateFieldSpec, ...]] = ()
     scores_events: ClassVar[bool] = False

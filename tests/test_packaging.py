@@ -81,7 +81,7 @@ def test_help_answers_without_jax(tmp_path):
     )
     loaded = loaded_by(code, tmp_path)
     assert "equimorph" in loaded
-    assert not {"jax", "numpy", "pydantic"} & loaded
+    assert not {"jax", "gymnax", "pydantic"} & loaded
 
 
 def test_command_is_installed(tmp_path):

@@ -2,6 +2,7 @@
 
 import argparse
 import datetime
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,6 +42,14 @@ def parser() -> argparse.ArgumentParser:
     _add_sets(evaluate)
     evaluate.set_defaults(run=_evaluate)
 
+    compare = commands.add_parser("compare-libraries", help="our learners beside other libraries' PPO")
+    compare.add_argument("--env", action="append", dest="envs", metavar="ENV", help="an environment; may be repeated")
+    compare.add_argument("--library", action="append", dest="peers", metavar="NAME", help="sb3, sbx or rejax; repeated")
+    compare.add_argument("--steps", type=int, metavar="N", help="environment steps of each training")
+    compare.add_argument("--num-seeds", type=int, default=3, metavar="K", help="seeds, one after another")
+    compare.add_argument("--out", metavar="DIR", help="where table and figure go; by default a new folder in runs/")
+    compare.set_defaults(run=_compare)
+
     commands.add_parser("list", help="the environments").set_defaults(run=_list)
 
     info = commands.add_parser("info", help="what an environment is, and what may be set")
@@ -72,7 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             print(f"equimorph {__version__}")
         elif args.command is None:
-            raise UserError("a command is missing: train, evaluate, list or info (see equimorph --help)")
+            raise UserError(
+                "a command is missing: train, evaluate, compare-libraries, list or info (see equimorph --help)"
+            )
         else:
             sys.path.append("")  # where a user's own modules are found: ENV may be module:id
             args.run(args)
@@ -100,6 +111,7 @@ def _train(args: argparse.Namespace) -> None:
 
 def _new_folder(name: str) -> Path:
     """A folder in runs/ that is not there yet."""
+    name = re.sub(r"[^\w.-]", "-", name)  # "brax:ant" is no folder's name everywhere
     stem = f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     path, count = Path("runs", stem), 1
     while path.exists():
@@ -132,8 +144,23 @@ def _score(path: Path, sets: Sequence[str]) -> None:
         RunFolder(path).write_json(EVALUATION, content)
 
 
+def _compare(args: argparse.Namespace) -> None:
+    from . import compare
+
+    out = Path(args.out) if args.out is not None else _new_folder("compare-libraries")
+    compare.check_folder(out)
+    chosen = {"env_ids": args.envs, "peers": args.peers}
+    rows = compare.compare_libraries(
+        **{name: value for name, value in chosen.items() if value is not None},
+        steps=args.steps,
+        num_seeds=args.num_seeds,
+        report=lambda line: print(line, flush=True),
+    )
+    print(f"\n{compare.comparison_table(rows)}\n\ntable and figure: {compare.save_comparison(rows, out)}")
+
+
 def _list(args: argparse.Namespace) -> None:
-    from ..envs.registry import list_envs, spec
+    from ..envs.catalog import list_envs, spec
 
     ids = list_envs()
     width = max(map(len, ids))

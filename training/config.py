@@ -37,7 +37,7 @@ class EnvConfig(Section):
     """Which environment, and how it is made. Any further key is one of its constructor's options.
 
     Attributes:
-        id: one of `equimorph.list_envs()`, or an id of gymnax's.
+        id: any id that `equimorph.make` takes.
         calibration: a named calibration of that environment.
         params: values of its parameters, on top of the calibration.
     """
@@ -261,18 +261,21 @@ def build_env(config: EnvConfig) -> tuple[Any, Any]:
     Raises:
         UserError: as for `build`.
     """
-    from ..envs import registry
+    from ..envs import catalog, registry
 
-    if config.id not in registry.gymnax_ids():
-        _check_env_keys(config, registry)
+    if not catalog.is_foreign(config.id):
+        _check_env_keys(config)
     twice = sorted(set(config.options) & set(config.params))
     if twice:
         raise UserError(f"env.{twice[0]} and env.params.{twice[0]} are both set; keep env.params.{twice[0]}")
-    return registry.make(config.id, calibration=config.calibration, **config.options, **config.params)
+    settings: dict[str, Any] = {**config.options, **config.params}
+    return registry.make(config.id, calibration=config.calibration, **settings)
 
 
-def _check_env_keys(config: EnvConfig, registry: Any) -> None:
-    options = registry.option_fields(registry.spec(config.id).load())
+def _check_env_keys(config: EnvConfig) -> None:
+    from ..envs import catalog, registry
+
+    options = registry.option_fields(catalog.spec(config.id).load())
     _, params = registry.make(config.id)
     names = [field.name for field in dataclasses.fields(params)]
     for key in config.options:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ..envs import registry
+from ..envs import catalog, registry
 from ..envs.spaces import Box
 from .report import align
 
@@ -14,18 +14,20 @@ def describe(env_id: str) -> str:
     """What an environment is, what it offers, and everything that may be set.
 
     Args:
-        env_id: one of `equimorph.list_envs()`, or an id of gymnax's.
+        env_id: any id that `equimorph.make` takes.
 
     Raises:
         UserError: there is no such environment.
     """
     env, params = registry.make(env_id)
-    ours = env_id not in registry.gymnax_ids()
-    spec = registry.spec(env_id) if ours else None
+    ours = not catalog.is_foreign(env_id)
+    spec = catalog.spec(env_id) if ours else None
     reference = env.reference(params)
     known = "none" if reference is None else f"{reference.concept}, {_accuracy(reference.tolerance)}"
     lines = [
-        f"{env_id}: {spec.summary}" if spec else f"{env_id}: from gymnax",
+        f"{env_id}: {spec.summary}"
+        if spec
+        else f"{env_id}: from {env_id.partition(':')[0] if ':' in env_id else 'gymnax'}",
         "",
         f"agents        {env.num_agents}",
         f"observation   {_space(env.observation_space(params))}",
@@ -53,7 +55,7 @@ def _space(space: Any) -> str:
     return f"Box{list(space.shape)}{bounds}"
 
 
-def _options(spec: registry.EnvSpec, env: Any) -> list[str]:
+def _options(spec: catalog.EnvSpec, env: Any) -> list[str]:
     return [name for name in registry.option_fields(spec.load()) if name in {f.name for f in dataclasses.fields(env)}]
 
 

@@ -15,11 +15,12 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ..agents.agent import Policy, View
+from ..envs.adapters.gymnasium_host import HostEnvironment
 from ..envs.economy import Decision, Economy
 from ..envs.environment import Environment, EnvParams, EnvState, Reference, add_agent_axis, drop_agent_axis
 from ..errors import UserError
 from .conditions import euler_errors, expectation_nodes
-from .config import build_env
+from .config import EnvConfig, build_env
 from .loop import check_count
 from .run import Run, load
 
@@ -49,7 +50,7 @@ def evaluate(
         num_episodes: paths, side by side; None takes the run's setting. An economy takes more where fewer would visit
             less than 20,000 states.
         horizon: steps in each; None takes the run's setting, or chooses: until less than 1e-4 of the value is left, or
-            the environment's time limit.
+            the environment's time limit (2000 where one of Gymnasium's has none).
         seed: of the shocks.
 
     Returns:
@@ -83,16 +84,33 @@ def evaluate(
     for name, value in (("num_episodes", num_episodes), ("horizon", horizon)):
         if value is not None:
             check_count(name, value)
+    if isinstance(run.env, Economy):
+        check_concept(run.env, run.params, run.concept)
     policies = [run.agent.policy(state) for state in (run.state, run.untrained_state)]
-    if not isinstance(run.env, Economy):
-        trained, untrained = evaluate_episodes(run.env, run.params, policies, num_episodes, horizon, seed)
-        return trained | {"untrained": untrained}
-    check_concept(run.env, run.params, run.concept)
-    with jax.enable_x64(True):
-        env, params = build_env(run.config.env)
-        policies = [jax.tree.map(_to_float64, policy) for policy in policies]
-        trained, untrained = evaluate_economy(env, params, policies, num_episodes, horizon, seed)
+    trained, untrained = evaluate_policies(run.config.env, policies, num_episodes, horizon, seed)
     return trained | {"untrained": untrained}
+
+
+def evaluate_policies(
+    config: EnvConfig, policies: list[Policy], num_episodes: int, horizon: int | None, seed: int
+) -> list[Evaluation]:
+    """Reports of policies of one structure, side by side, as `evaluate` describes them.
+
+    Args:
+        config: the environment. Economies are made anew in float64.
+        policies, num_episodes, horizon, seed: as in `evaluate`.
+    """
+    env, params = build_env(config)
+    if isinstance(env, HostEnvironment):
+        from .host import evaluate_on_host
+
+        return evaluate_on_host(env, params, policies, num_episodes, horizon, seed)
+    if not isinstance(env, Economy):
+        return evaluate_episodes(env, params, policies, num_episodes, horizon, seed)
+    with jax.enable_x64(True):
+        env, params = build_env(config)
+        policies = [jax.tree.map(_to_float64, policy) for policy in policies]
+        return evaluate_economy(env, params, policies, num_episodes, horizon, seed)
 
 
 def check_concept(env: Environment, params: EnvParams, concept: str) -> None:

@@ -16,10 +16,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..agents.agent import Agent, Context, Rollout, View, check_pair
+from ..envs.adapters.gymnasium_host import HostEnvironment
 from ..envs.environment import Environment, EnvParams, add_agent_axis, drop_agent_axis
 from ..errors import UserError
 
 SEED_AXIS = "seed"
+
+CONSUMED = "this train state was consumed by an earlier call; go on with the state that call returned"
 
 
 class TrainState(NamedTuple):
@@ -94,6 +97,10 @@ def create_train_state(
     """
     for name, value in (("num_envs", num_envs), ("num_iterations", num_iterations), ("num_seeds", num_seeds)):
         check_count(name, value)
+    if isinstance(env, HostEnvironment):
+        from .host import create_host_state
+
+        return create_host_state(env, params, agent, num_envs, num_iterations, seed, num_seeds)
     dynamic, static = eqx.partition(agent, eqx.is_array)
     create = functools.partial(_create, env=env, agent=static, num_envs=num_envs)
     if num_seeds == 1:
@@ -156,6 +163,10 @@ def make_train_step(
     for name, value in counts.items():
         check_count(name, value)
     check_pair(agent, env, params, num_steps, num_envs)
+    if isinstance(env, HostEnvironment):
+        from .host import make_host_step
+
+        return make_host_step(env, params, agent, num_envs, num_steps, iterations, fresh_episodes, num_seeds)
     _check_reward(env, params)
     dynamic, static = eqx.partition(agent, eqx.is_array)
     settings = _Settings(env, static, num_steps, iterations, fresh_episodes, num_seeds > 1)
@@ -163,13 +174,8 @@ def make_train_step(
     def train_step(state: TrainState) -> tuple[TrainState, dict[str, Array]]:
         counted = state.running_return
         if not isinstance(counted, jax.core.Tracer) and isinstance(counted, jax.Array) and counted.is_deleted():
-            raise UserError("this train state was consumed by an earlier call; go on with the state that call returned")
-        expected = (num_seeds, num_envs) if num_seeds > 1 else (num_envs,)
-        if state.running_return.shape != expected:
-            raise UserError(
-                f"the train state holds environments of shape {state.running_return.shape}, but make_train_step was "
-                f"told {expected} (num_seeds, num_envs); give both the same numbers"
-            )
+            raise UserError(CONSUMED)
+        check_numbers(state, num_envs, num_seeds)
         return _run_chunk(state, dynamic, params, settings=settings)
 
     return train_step
@@ -200,7 +206,7 @@ def _iterate(state: TrainState, agent: Agent, params: EnvParams, settings: _Sett
             running_length=jnp.zeros_like(state.running_length),
         )
     state, rollout, ended = collect(state, key_collect, settings.env, params, agent, settings.num_steps, settings.seeds)
-    state, episodes = _count_episodes(state, ended)
+    state, episodes = count_episodes(state, ended)
     context = Context(settings.env, params, state.iteration, state.num_iterations)
     agent_state, metrics = agent.update(state.agent, rollout, context, key_update)
     return state._replace(agent=agent_state, key=key, iteration=state.iteration + 1), {**metrics, **episodes}
@@ -314,7 +320,7 @@ def _ended(step: Rollout, done: Bool[Array, " N"], env: Environment, params: Env
     return Ended(earned, done, jnp.where(done, score, 0))
 
 
-def _count_episodes(state: TrainState, ended: Ended) -> tuple[TrainState, dict[str, Array]]:
+def count_episodes(state: TrainState, ended: Ended) -> tuple[TrainState, dict[str, Array]]:
     """Sums over the episodes that ended in a rollout, and what those under way carry on.
 
     What finished episodes earned is all that was earned, and carried in, less what is carried out: so that only the
@@ -351,6 +357,16 @@ def check_count(name: str, value: Any) -> None:
     """Raise `UserError` unless `value` is a whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UserError(f"{name} must be a whole number of at least 1, got {value!r}")
+
+
+def check_numbers(state: TrainState, num_envs: int, num_seeds: int) -> None:
+    """Raise `UserError` unless a state was made for these numbers."""
+    expected = (num_seeds, num_envs) if num_seeds > 1 else (num_envs,)
+    if state.running_return.shape != expected:
+        raise UserError(
+            f"the train state holds environments of shape {state.running_return.shape}, but make_train_step was "
+            f"told {expected} (num_seeds, num_envs); give both the same numbers"
+        )
 
 
 def _check_reward(env: Environment, params: EnvParams) -> None:

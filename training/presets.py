@@ -35,6 +35,21 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
         "rollout": {"num_envs": 32, "num_steps": 10, "fresh_episodes": True},
         "training": {"iterations": 150},
     },
+    ("CellCountPooled-v0", "reinforce"): {
+        "agent": {"learning_rate": 3e-3, "schedule": "linear", "widths": [32, 32]},
+        "rollout": {"num_envs": 32, "num_steps": 10, "fresh_episodes": True},
+        "training": {"iterations": 300},
+    },
+    ("CellCountPooled-v0", "mappo"): {
+        "agent": {"learning_rate": 1e-3, "schedule": "linear", "widths": [32, 32]},
+        "rollout": {"num_envs": 32, "num_steps": 10, "fresh_episodes": True},
+        "training": {"iterations": 150},
+    },
+    ("CartPole-v1", "reinforce"): {
+        "agent": {"learning_rate": 3e-3, "schedule": "linear"},
+        "rollout": {"num_envs": 8, "num_steps": 500, "fresh_episodes": True},
+        "training": {"iterations": 124},
+    },
     ("CartPole-v1", "mappo"): {
         "agent": {"learning_rate": 2.5e-4, "schedule": "linear", "entropy": 0.01},
         "rollout": {"num_envs": 4, "num_steps": 128},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
@@ -13,6 +14,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from ..envs.adapters.gymnasium_host import HostEnvironment
 from ..errors import UserError
 from .compilation import use_compilation_cache
 from .config import Config, build, parse, resolve
@@ -62,7 +64,7 @@ def train(
     """Train an agent on an environment, by name.
 
     Args:
-        env_id: one of `list_envs()`, or an id of gymnax's.
+        env_id: any id that `make` takes. Gymnasium's environments are stepped on the host, which is slower.
         agent: "mappo", "reinforce" or "deqn".
         iterations, seed, num_seeds: of the run; None takes the preset's.
         out: the run folder; None keeps nothing on disk.
@@ -126,6 +128,8 @@ def _train(config: Config) -> tuple[TrainState, History, Run]:
         num_seeds=training.num_seeds,
     )
     folder = None if config.out is None else RunFolder.create(config.out)
+    if isinstance(env, HostEnvironment):
+        logging.getLogger(__name__).warning("%s is stepped on the host, slower than the compiled loop", env.name)
     untrained = jax.tree.map(np.asarray, state.agent)
     concept = agent.concept(env)
     if folder is not None:

@@ -9,13 +9,13 @@ from typing import Any
 import gymnax
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, PyTree
 
 from ...errors import UserError
 from .. import spaces
 from ..environment import Environment, EnvParams, EnvState, canonical_params
 from ..registry import override_params
+from ._typed import hashable, strong
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class GymnaxEnvironment(Environment):
         return self.id
 
     def _configuration(self) -> tuple:
-        settings = ((name, _hashable(value)) for name, value in sorted(vars(self.inner).items()))
+        settings = ((name, hashable(value)) for name, value in sorted(vars(self.inner).items()))
         return (self.id, type(self.inner), *settings)
 
     def __eq__(self, other: object) -> bool:
@@ -81,11 +81,11 @@ class GymnaxEnvironment(Environment):
 
     def observe(self, key: Array, state: EnvState, action: PyTree | None, params: EnvParams) -> PyTree:
         """`inner`'s observation of `state`."""
-        return _strong(self.inner.observe(key, state, action, params))
+        return strong(self.inner.observe(key, state, action, params))
 
     def reset_env(self, key: Array, params: EnvParams) -> tuple[PyTree, EnvState]:
         """`inner.reset_env`, strongly typed."""
-        return _strong(self.inner.reset_env(key, params))
+        return strong(self.inner.reset_env(key, params))
 
     def step_env(
         self, key: Array, state: EnvState, action: PyTree, params: EnvParams
@@ -94,7 +94,7 @@ class GymnaxEnvironment(Environment):
         observation, next_state, reward, terminated, info = self.inner.step_env(key, state, action, params)
         next_state = jax.tree.map(lambda new, old: jnp.asarray(new).astype(old.dtype), next_state, state)
         reward = jnp.asarray(reward).astype(jnp.result_type(float))
-        return _strong(observation), next_state, reward, jnp.asarray(terminated).astype(bool), _strong(info)
+        return strong(observation), next_state, reward, jnp.asarray(terminated).astype(bool), strong(info)
 
     def is_truncated(self, state: EnvState, params: EnvParams) -> Array:
         """As `inner` says."""
@@ -120,19 +120,3 @@ def make_gymnax(id: str, **overrides: Any) -> tuple[GymnaxEnvironment, EnvParams
     if not dataclasses.is_dataclass(defaults):
         raise UserError(f"{id}: its parameters are not a dataclass and cannot be overridden by name")
     return environment, override_params(id, environment.default_params, values, options)
-
-
-def _strong(tree: PyTree) -> PyTree:
-    """The same leaves as strongly typed arrays."""
-    return jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.asarray(x).dtype), tree)
-
-
-def _hashable(value: Any) -> Any:
-    if isinstance(value, (jax.Array, np.ndarray)):
-        array = np.asarray(value)
-        return (array.shape, str(array.dtype), array.tobytes())
-    try:
-        hash(value)
-    except TypeError:
-        return repr(value)
-    return value

@@ -20,6 +20,7 @@ from ...errors import UserError, unknown
 from .. import spaces
 from ..environment import NON_NEGATIVE, POSITIVE, EnvParams, canonical_params, parameter
 from ..tissue import Tissue, TissueParams, TissueState
+from ..wrappers import Pooled
 from ._steps import (
     DIVISION_RATE,
     BaseState,
@@ -224,3 +225,8 @@ def close_packed(number: int) -> np.ndarray:
     sites = np.stack([a + b / 2, b * np.sqrt(3) / 2], axis=-1).reshape(-1, 2)
     nearest = np.lexsort((sites[:, 1].round(6), sites[:, 0].round(6), (sites**2).sum(axis=1).round(6)))
     return sites[nearest][:number]
+
+
+def pooled(capacity: int = 64, substeps: int = 5) -> Pooled:
+    """Organ size control from above: one division rate for all cells, set by a controller that sees their number."""
+    return Pooled(CellCount(mode="hazard", capacity=capacity, substeps=substeps))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import equimorph
-from equimorph.envs import checks, registry
+from equimorph.envs import catalog, checks
 from equimorph.envs.checks import EnvironmentCheckError, check_environment
 from equimorph.envs.economies.brock_mirman import BrockMirman
 from equimorph.envs.economies.stochastic_ak import StochasticAK
@@ -18,7 +18,7 @@ from equimorph.envs.shocks import Normal
 from equimorph.envs.spaces import Box
 from equimorph.errors import UserError
 
-REGISTERED = [(id, name) for id in equimorph.list_envs() for name in registry.spec(id).calibrations]
+REGISTERED = [(id, name) for id in equimorph.list_envs() for name in catalog.spec(id).calibrations]
 counter = itertools.count()
 
 

@@ -2,12 +2,13 @@
 
 import dataclasses
 
+import gymnasium
 import gymnax
 import jax
 import pytest
 
 import equimorph
-from equimorph.envs import registry
+from equimorph.envs import catalog
 from equimorph.envs.economies.brock_mirman import BrockMirman
 from equimorph.errors import UserError
 
@@ -15,7 +16,8 @@ from equimorph.errors import UserError
 @pytest.fixture
 def scratch(monkeypatch):
     """A registry whose additions are forgotten after the test."""
-    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
+    monkeypatch.setattr(catalog, "_specs", dict(catalog._specs))
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
 
 
 def test_the_default_calibration_comes_as_arrays():
@@ -61,7 +63,7 @@ def test_calibrations_and_overrides_on_top_of_them():
         ("BrockMirman-v0", {"beta": "high"}, "parameter beta must be a number, got 'high'"),
         ("BrockMirman-v0", {"max_steps_in_episode": 2.5}, "max_steps_in_episode must be a whole number, got 2.5"),
         ("BrockMirman-v0", {"max_steps_in_episode": 0}, "max_steps_in_episode"),
-        ("CartPole-v1", {"calibration": "default"}, "comes from gymnax and has no calibrations"),
+        ("CartPole-v1", {"calibration": "default"}, "has no calibrations"),
         ("CartPole-v1", {"gravty": 9.0}, "Did you mean 'gravity'"),
         ("CartPole-v1", {"max_steps_in_episode": 0}, "max_steps_in_episode"),
     ],
@@ -94,8 +96,8 @@ def test_ids_are_listed_in_order():
     assert {"BrockMirman-v0", "StochasticAK-v0", "CellCount-v0"} <= set(ids)
     assert not set(ids) & set(gymnax.registered_envs)
     for id in ids:
-        assert registry.spec(id).summary
-        assert "default" in registry.spec(id).calibrations
+        assert catalog.spec(id).summary
+        assert "default" in catalog.spec(id).calibrations
 
 
 def test_the_readers_own_environment(scratch):

@@ -1,0 +1,130 @@
+"""Many small arrays as one: leaving the device costs by the array, not by the byte."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree, UInt32
+
+from ...errors import UserError
+
+# Words up to which one kernel that does everything is the cheapest.
+_FUSED = 256
+
+
+class _Place(NamedTuple):
+    """Where a leaf lies among the words, and what it is."""
+
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    key_type: Any  # the kind of random key that the bits are of, or None
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+class Packing:
+    """A pytree of arrays side by side in one array of 32-bit words, bit by bit.
+
+    Args:
+        tree: arrays, or their shapes and types.
+    """
+
+    def __init__(self, tree: PyTree):
+        leaves, self.treedef = jax.tree.flatten(tree)
+        self.types = [(leaf.shape, leaf.dtype) for leaf in leaves]
+        bits = [jax.eval_shape(_bits, leaf) for leaf in leaves]
+        places: dict[int, _Place] = {}
+        start = 0
+        # The widest first, so that on the host each leaf is aligned to its own type.
+        for index in sorted(range(len(leaves)), key=lambda i: -bits[i].dtype.itemsize):
+            dtype = np.dtype(bits[index].dtype)
+            stop = start + -(-bits[index].size * dtype.itemsize // 4)
+            key_type = None if bits[index].dtype == leaves[index].dtype else leaves[index].dtype
+            places[index] = _Place(start, stop, bits[index].shape, dtype, key_type)
+            start = stop
+        self.num_words = start
+        self._order = list(places)
+        self._places = [places[index] for index in range(len(leaves))]
+
+    def pack(self, tree: PyTree) -> UInt32[Array, " words"]:
+        """The words of `tree`.
+
+        Raises:
+            UserError: its structure, shapes or types are not those of the constructor's tree.
+        """
+        leaves, treedef = jax.tree.flatten(tree)
+        if treedef != self.treedef:
+            raise UserError(f"expected the structure {self.treedef}, got {treedef}")
+        for leaf, (shape, dtype) in zip(leaves, self.types, strict=True):
+            if (leaf.shape, leaf.dtype) != (shape, dtype):
+                raise UserError(f"expected an array {dtype}{list(shape)}, got {leaf.dtype}{list(leaf.shape)}")
+        parts = [_to_words(_bits(leaves[index])) for index in self._order]
+        if not parts:
+            return jnp.zeros(0, jnp.uint32)
+        if self.num_words > _FUSED:
+            # Fused with what computes them, every word would first look for the part that it belongs to.
+            parts = jax.lax.optimization_barrier(parts)
+        return jnp.concatenate(parts)
+
+    def unpack(self, words: UInt32[Array, " words"]) -> PyTree:
+        """The tree whose words these are, inside a compiled function."""
+        leaves = []
+        for place in self._places:
+            leaf = _from_words(words[place.start : place.stop], place)
+            if place.key_type is not None:
+                leaf = jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(jnp.empty(0, place.key_type)))
+            leaves.append(leaf)
+        return jax.tree.unflatten(self.treedef, leaves)
+
+    def read(self, words: np.ndarray, *, scalars: bool = False) -> Any:
+        """The tree whose words these are, on the host: views of `words`, which stay writable if it is.
+
+        Args:
+            words: uint32[words].
+            scalars: arrays without axes become Python numbers.
+        """
+        leaves = []
+        for start, stop, shape, dtype, _ in self._places:
+            leaf = words[start:stop].view(dtype)
+            if scalars and not shape:
+                leaves.append(leaf.item(0))
+                continue
+            if dtype.itemsize < 4:
+                leaf = leaf[: math.prod(shape)]  # without what fills the last word
+            leaves.append(leaf if leaf.shape == shape else leaf.reshape(shape))
+        return self.treedef.unflatten(leaves)
+
+
+def _bits(leaf: Array) -> Array:
+    """A random key's data; any other array as it is."""
+    return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else jnp.asarray(leaf)
+
+
+def _to_words(leaf: Array) -> UInt32[Array, " words"]:
+    itemsize = leaf.dtype.itemsize
+    if itemsize >= 4:
+        return jax.lax.bitcast_convert_type(leaf, jnp.uint32).ravel()
+    unsigned = jnp.uint8 if itemsize == 1 else jnp.uint16
+    flat = (leaf.astype(unsigned) if leaf.dtype == bool else jax.lax.bitcast_convert_type(leaf, unsigned)).ravel()
+    a_word = 4 // itemsize
+    flat = jnp.pad(flat, (0, -flat.size % a_word))
+    return jax.lax.bitcast_convert_type(flat.reshape(-1, a_word), jnp.uint32)
+
+
+def _from_words(words: UInt32[Array, " words"], place: _Place) -> Array:
+    itemsize = place.dtype.itemsize
+    if itemsize == 4:
+        return jax.lax.bitcast_convert_type(words, place.dtype).reshape(place.shape)
+    if itemsize > 4:
+        return jax.lax.bitcast_convert_type(words.reshape(-1, itemsize // 4), place.dtype).reshape(place.shape)
+    unsigned = jnp.uint8 if itemsize == 1 else jnp.uint16
+    flat = jax.lax.bitcast_convert_type(words, unsigned).ravel()[: place.size].reshape(place.shape)
+    return flat.astype(bool) if place.dtype == bool else jax.lax.bitcast_convert_type(flat, place.dtype)

@@ -1,0 +1,190 @@
+"""The ids of the suite: what is registered under each. Nothing here imports JAX, so that listings are instant."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+
+from ..errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from .environment import Environment
+
+NAMESPACE = "equimorph"
+
+# Prefixes of ids that other libraries' environments have here, and the functions that bring them in.
+LIBRARIES = {
+    "gymnax": ".adapters.gymnax:make_gymnax",
+    "gymnasium": ".adapters.gymnasium_host:make_host",
+    "jaxmarl": ".adapters.jaxmarl_in:make_from_jaxmarl",
+    "brax": ".adapters.brax:make_brax",
+    "jumanji": ".adapters.jumanji:make_jumanji",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvSpec:
+    """What is registered under an id.
+
+    Attributes:
+        id: such as "BrockMirman-v0".
+        entry_point: the environment's class (or a factory with its keyword arguments), or "module:Class", imported
+            when first made.
+        options: constructor arguments.
+        calibrations: named sets of overrides: constructor options and parameters.
+        summary: one line for listings.
+    """
+
+    id: str
+    entry_point: str | Callable[..., Environment]
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    calibrations: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    summary: str = ""
+
+    def load(self) -> Callable[..., Environment]:
+        """The class or factory behind the id."""
+        if not isinstance(self.entry_point, str):
+            return self.entry_point
+        try:
+            return load_attribute(self.entry_point)
+        except (ModuleNotFoundError, AttributeError) as error:
+            raise UserError(f"environment {self.id!r} is registered as {self.entry_point!r}, but {error}") from None
+
+
+_specs: dict[str, EnvSpec] = {}
+
+
+def load_attribute(place: str) -> Any:
+    """What stands at "module:name"; a module that begins with a dot is of this package."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module, __name__.rpartition(".")[0]), name)
+
+
+def register(
+    id: str,
+    entry_point: str | Callable[..., Environment],
+    *,
+    calibrations: Mapping[str, Mapping[str, Any]] | None = None,
+    summary: str = "",
+    **options: Any,
+) -> None:
+    """Register an environment, so that `make(id)`, the command line and `gymnasium.make("equimorph/" + id)` know it.
+
+    Args:
+        id: a new id, by convention "Name-v0".
+        entry_point: a subclass of `Environment`, a factory, or "module:Class".
+        calibrations: named sets of overrides for `make(id, calibration=...)`.
+        summary: one line for listings.
+        **options: constructor arguments that every `make` passes.
+
+    Raises:
+        UserError: the id is empty, taken or not one that Gymnasium could read, or the entry point is none.
+    """
+    if not isinstance(id, str) or not id:
+        raise UserError(f"an environment id must be text that is not empty, got {id!r}")
+    if not re.fullmatch(r"[\w.-]+", id):
+        raise UserError(f"an environment id is made of letters, digits, '_', '.' and '-', got {id!r}")
+    if id in _specs or id in gymnax_ids():
+        raise UserError(f"environment {id!r} is already registered; choose another id or the next version")
+    if not callable(entry_point) and not (isinstance(entry_point, str) and entry_point.count(":") == 1):
+        raise UserError(f"the entry point of {id!r} must be a class, a factory or 'module:Class', got {entry_point!r}")
+    _add(EnvSpec(id, entry_point, dict(options), dict(calibrations or {}), summary))
+
+
+def _add(spec: EnvSpec) -> None:
+    """Keep what is registered, for ourselves and for Gymnasium.
+
+    No `max_episode_steps`: the environments end their episodes themselves, and Gymnasium's time limit on top would call
+    the end of a task truncation.
+    """
+    _specs[spec.id] = spec
+    name = f"{NAMESPACE}/{spec.id}"
+    if name not in gymnasium.registry:  # test runners import the package's root under a second name
+        adapter = "equimorph.envs.adapters.gymnasium"
+        gymnasium.register(
+            name,
+            entry_point=f"{adapter}:single_environment",
+            vector_entry_point=f"{adapter}:vector_environment",
+            kwargs={"env_id": spec.id},
+        )
+
+
+def list_envs() -> list[str]:
+    """The ids of this suite's environments, sorted. gymnax's own ids work in `make` too."""
+    return sorted(_specs)
+
+
+def spec(id: str) -> EnvSpec:
+    """What is registered under `id`.
+
+    Raises:
+        UserError: no such id; the message names the nearest one.
+    """
+    name = _imported(id)
+    if name not in _specs:
+        raise unknown("environment", name, [*_specs, *gymnax_ids()])
+    return _specs[name]
+
+
+def _imported(id: str) -> str:
+    """The id behind "module:id"; the module, which registers it, is imported first."""
+    module, colon, name = id.rpartition(":")
+    if not colon:
+        return id
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise UserError(f"cannot import {module!r}, which should register environment {name!r}: {error}") from None
+    return name
+
+
+def is_foreign(id: str) -> bool:
+    """Whether an id is another library's: one with its prefix, or a bare id of gymnax's that nobody took."""
+    library, colon, _ = id.partition(":")
+    return library in LIBRARIES if colon else id not in _specs and id in gymnax_ids()
+
+
+def gymnax_ids() -> list[str]:
+    """The ids that come from gymnax."""
+    import gymnax
+
+    return list(gymnax.registered_envs)
+
+
+def _builtin(id: str, entry_point: str, *, calibrations: Mapping[str, Mapping[str, Any]], summary: str) -> None:
+    _add(EnvSpec(id, entry_point, {}, calibrations, summary))
+
+
+_builtin(
+    "BrockMirman-v0",
+    ".economies.brock_mirman:BrockMirman",
+    calibrations={
+        "default": {},
+        "patient": {"beta": 0.99, "rho": 0.95, "sigma": 0.01},
+        "externality": {"eta": 0.2},
+    },
+    summary="log utility, full depreciation: save alpha*beta of output, whatever the shock (Brock and Mirman 1972)",
+)
+_builtin(
+    "StochasticAK-v0",
+    ".economies.stochastic_ak:StochasticAK",
+    calibrations={"default": {}, "stress": {"gamma": 5.0, "mu": 0.05}},
+    summary="risky linear returns, power utility: a share that depends on the shock's law (Levhari, Srinivasan 1969)",
+)
+_builtin(
+    "CellCount-v0",
+    ".tissues.cell_count:CellCount",
+    calibrations={"default": {}, "hazard": {"mode": "hazard"}},
+    summary="organ size control: cells decide on dividing so that n* of them are there at the end",
+)
+_builtin(
+    "CellCountPooled-v0",
+    ".tissues.cell_count:pooled",
+    calibrations={"default": {}},
+    summary="organ size control from above: one division rate for all cells, from their number; a single agent",
+)
