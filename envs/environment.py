@@ -70,7 +70,7 @@ def canonical_params(params: EnvParams) -> EnvParams:
 
     def cast(leaf):
         dtype = np.asarray(leaf).dtype
-        kind = bool if dtype == bool else int if np.issubdtype(dtype, np.integer) else float
+        kind = bool if np.issubdtype(dtype, np.bool_) else int if np.issubdtype(dtype, np.integer) else float
         return jnp.array(leaf, dtype=jnp.result_type(kind))
 
     return jax.tree.map(cast, params)

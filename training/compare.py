@@ -244,7 +244,7 @@ def _cells(row: Row) -> list[str]:
 def comparison_figure(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
     """Score against CPU seconds, a panel for each environment, as a picture file.
 
-    Filled marks are without compilation, open ones with it; the dashed line is the untrained policy of our PPO.
+    Filled marks are without compilation, open ones with it; the dashed line is the untrained policy of the first row.
     """
     from matplotlib.figure import Figure
 

@@ -10,7 +10,7 @@ import equimorph
 from equimorph.errors import UserError
 
 
-@pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1", "FourRooms-misc"])
 def test_step_by_step_equality_across_resets(id):
     (ours, params), (theirs, their_params) = equimorph.make(id, max_steps_in_episode=20), gymnax.make(id)
     their_params = their_params.replace(max_steps_in_episode=20)
