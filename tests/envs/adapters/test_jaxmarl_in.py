@@ -72,6 +72,7 @@ def test_transitions_are_jaxmarls_own(name):
     assert steps == (9 if name.startswith("MPE") else 8 if name == "overcooked" else 6)
 
 
+@pytest.mark.slow
 def test_the_loop_resets_and_keeps_the_last_observation():
     env, params = make("MPE_simple_spread_v3", max_steps=3)
     _, rollout = gather(env, params, MAPPO(widths=(4,)), num_steps=9, num_envs=2)
@@ -142,6 +143,7 @@ def test_smaller_observations_have_zeros_behind():
     assert env.agent_observation_space(params).shape == (16,)
 
 
+@pytest.mark.slow
 def test_fewer_actions_are_masked():
     env, params = make("MPE_simple_speaker_listener_v4")
     assert [env.inner.action_space(agent).n for agent in env.inner.agents] == [3, 5]
@@ -153,6 +155,7 @@ def test_fewer_actions_are_masked():
     assert int(rollout.action[..., 1].max()) == 4
 
 
+@pytest.mark.slow
 def test_what_hanabi_allows_is_the_mask():
     env, params = make("hanabi")
     state = jax.jit(env.reset_env)(jax.random.key(0), params)[1]
@@ -161,6 +164,7 @@ def test_what_hanabi_allows_is_the_mask():
     assert env.action_mask(state, params).sum(axis=1).min() == 1  # whose turn it is not may only wait
 
 
+@pytest.mark.slow
 def test_continuous_actions_of_two_sizes():
     env, params = make("MPE_simple_world_comm_v3", action_type="Continuous")
     space = env.agent_action_space(params)
