@@ -136,6 +136,8 @@ def _imported(id: str) -> str:
     module, colon, name = id.rpartition(":")
     if not colon:
         return id
+    if not module:
+        raise UserError(f"the id {id!r} names no module before its ':'; an environment of your own is module:id")
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:

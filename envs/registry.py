@@ -19,6 +19,7 @@ DOORS = {
     "pettingzoo": ".adapters.pettingzoo:make_pettingzoo",
     "jaxmarl": ".adapters.jaxmarl:make_jaxmarl",
 }
+DOOR_OPTIONS = ("num_envs", "render_mode", "autoreset_mode")
 
 
 @overload
@@ -61,7 +62,15 @@ def make(id: str, *, api: str = "gymnax", calibration: str | None = None, **over
     if api != "gymnax":
         if api not in DOORS:
             raise unknown("api", str(api), ["gymnax", *DOORS])
+        if id.startswith("gymnasium:"):
+            name = id.partition(":")[2]
+            raise UserError(f"{id} is Gymnasium's own, stepped on the host; call gymnasium.make({name!r}) itself")
         return load_attribute(DOORS[api])(id, calibration=calibration, **overrides)
+    for name in DOOR_OPTIONS:
+        if name in overrides:
+            raise UserError(
+                f"{name} is an option of api='gymnasium' (render_mode of api='pettingzoo' too), not of {id}"
+            )
     if is_foreign(id):
         library, colon, name = id.partition(":")
         if not colon:

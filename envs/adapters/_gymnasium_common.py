@@ -80,6 +80,8 @@ def split_options(name: str, options: Mapping[str, Any] | None, known: tuple[str
     Raises:
         UserError: an option that is not in `known`.
     """
+    if options is not None and not isinstance(options, Mapping):
+        raise UserError(f"{name}: options must be a dict, got {options!r}")
     for option in options or {}:
         if option not in known:
             raise unknown(f"reset option of {name}", str(option), known)

@@ -38,3 +38,17 @@ def hashable(value: Any) -> Any:
     except TypeError:
         return repr(value)
     return value
+
+
+class ByConfiguration:
+    """Equality and hash by what an environment was made from, so that equal ones share one compilation."""
+
+    def _configuration(self) -> tuple:
+        """Hashable: all that distinguishes it."""
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self._configuration() == other._configuration()
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._configuration()))

@@ -16,7 +16,7 @@ from ..environment import Environment, EnvParams, EnvState, canonical_params
 from ..registry import override_params
 from ._construct import construct, split_overrides
 from ._optional import require
-from ._typed import hashable, like, strong
+from ._typed import ByConfiguration, hashable, like, strong
 
 TIME_LIMIT = 1000
 """Steps in an episode unless set; the usual length of Brax's benchmarks."""
@@ -30,7 +30,7 @@ class BraxState(EnvState):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class BraxEnvironment(Environment):
+class BraxEnvironment(ByConfiguration, Environment):
     """A Brax environment without Brax's wrappers. Two made by the same name with the same options are equal.
 
     Actions lie in [-1, 1], which the environments themselves scale to their actuators. Brax's `done` is termination.
@@ -55,12 +55,6 @@ class BraxEnvironment(Environment):
 
     def _configuration(self) -> tuple:
         return (self.id, type(self.inner), hashable(self.options))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, BraxEnvironment) and self._configuration() == other._configuration()
-
-    def __hash__(self) -> int:
-        return hash(self._configuration())
 
     @property
     def default_params(self) -> EnvParams:

@@ -22,7 +22,7 @@ from ..environment import Environment, EnvParams, EnvState, canonical_params
 from ..registry import override_params
 from ._construct import MISTAKES, construct, split_overrides
 from ._gymnasium_encoding import decode, encode, encoded_space, learnable_action_space, shapes
-from ._typed import hashable
+from ._typed import ByConfiguration, hashable
 
 UNLIMITED = 2**31 - 1
 """`max_steps_in_episode` of an environment without a time limit."""
@@ -36,7 +36,7 @@ class HostState(EnvState):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class HostEnvironment(Environment):
+class HostEnvironment(ByConfiguration, Environment):
     """An environment of Gymnasium's, with a single agent, known to learners and stepped outside of JAX.
 
     Observations are what `encode` makes of Gymnasium's: a choice among n is one-hot, everything else as it is. Two made
@@ -64,12 +64,6 @@ class HostEnvironment(Environment):
 
     def _configuration(self) -> tuple:
         return (self.id, hashable(self.options), str(self.observations), str(self.actions), self.time_limit)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, HostEnvironment) and self._configuration() == other._configuration()
-
-    def __hash__(self) -> int:
-        return hash(self._configuration())
 
     @property
     def default_params(self) -> EnvParams:

@@ -285,7 +285,10 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv):
             super().reset(seed=None if seed is None else int(seed))
             seeds: list[Any] = [None if seed is None else int(seed) + i for i in range(self.num_envs)]
         else:
-            seeds = list(seed)
+            seeds = list(seed) if isinstance(seed, (Sequence, np.ndarray)) and not isinstance(seed, str) else [seed]
+            wrong = [s for s in seeds if not (s is None or (isinstance(s, (int, np.integer)) and s >= 0))]
+            if wrong:
+                raise UserError(f"{self._name}: a seed must be a whole number of at least 0, or None, got {wrong[0]!r}")
             if len(seeds) != self.num_envs:
                 raise UserError(f"{self._name}: {self.num_envs} environments need as many seeds, got {len(seeds)}")
         fresh = self._stream_of is not self.np_random  # never seeded, or the user has put another generator there
@@ -303,7 +306,9 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv):
 
 
 def _mode(mode: Any) -> AutoresetMode:
-    """The mode, given as it is or by its value."""
+    """The mode, given as it is, by its value ("SameStep") or by its name ("SAME_STEP")."""
+    if isinstance(mode, str) and mode in AutoresetMode.__members__:
+        return AutoresetMode[mode]
     try:
         return AutoresetMode(mode)
     except ValueError:

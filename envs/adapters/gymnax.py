@@ -11,15 +11,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from ...errors import UserError
+from ...errors import UserError, unknown
 from .. import spaces
 from ..environment import Environment, EnvParams, EnvState, canonical_params
 from ..registry import override_params
-from ._typed import hashable, strong
+from ._typed import ByConfiguration, hashable, strong
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class GymnaxEnvironment(Environment):
+class GymnaxEnvironment(ByConfiguration, Environment):
     """Any gymnax 1.0 environment as one of ours, with a single agent.
 
     Dynamics, rewards, spaces and ends of episodes are `inner`'s. Two wrappers of equally configured environments are
@@ -41,12 +41,6 @@ class GymnaxEnvironment(Environment):
     def _configuration(self) -> tuple:
         settings = ((name, hashable(value)) for name, value in sorted(vars(self.inner).items()))
         return (self.id, type(self.inner), *settings)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, GymnaxEnvironment) and self._configuration() == other._configuration()
-
-    def __hash__(self) -> int:
-        return hash(self._configuration())
 
     @property
     def default_params(self) -> EnvParams:
@@ -111,6 +105,8 @@ def make_gymnax(id: str, **overrides: Any) -> tuple[GymnaxEnvironment, EnvParams
     Raises:
         UserError: an unknown option or parameter.
     """
+    if id not in gymnax.registered_envs:
+        raise unknown("environment of gymnax's", id, gymnax.registered_envs)
     probe, defaults = gymnax.make(id)
     options = [name for name in inspect.signature(type(probe).__init__).parameters if name not in ("self", "kwargs")]
     chosen = {name: value for name, value in overrides.items() if name in options}

@@ -19,7 +19,7 @@ from ..registry import override_params
 from ._construct import construct, constructor_options, split_overrides
 from ._jaxmarl import import_jaxmarl
 from ._jaxmarl_spaces import ActionLayout, action_layout, observation_bounds, pad_to
-from ._typed import hashable, strong
+from ._typed import ByConfiguration, hashable, strong
 
 if TYPE_CHECKING:
     import jaxmarl
@@ -58,7 +58,7 @@ class JaxMARLState(EnvState):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class JaxMARLEnvironment(Environment):
+class JaxMARLEnvironment(ByConfiguration, Environment):
     """A JaxMARL environment as one of ours; the agent axis has the order of its `agents`.
 
     Observations are floats. Agents that see less than others have zeros behind; those that have fewer actions are
@@ -125,12 +125,6 @@ class JaxMARLEnvironment(Environment):
     def inner(self) -> MultiAgentEnv:
         """JaxMARL's environment."""
         return self._inner
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, JaxMARLEnvironment) and self._configuration() == other._configuration()
-
-    def __hash__(self) -> int:
-        return hash(self._configuration())
 
     def _configuration(self) -> tuple:
         return (self.jaxmarl_id, hashable(self.options))

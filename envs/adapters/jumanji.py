@@ -20,7 +20,7 @@ from ..environment import Environment, EnvParams, EnvState, canonical_params
 from ..registry import override_params
 from ._construct import construct, split_overrides
 from ._optional import require
-from ._typed import hashable, like, strong
+from ._typed import ByConfiguration, hashable, like, strong
 
 TIME_LIMIT = 1000
 """Steps in an episode of an environment that has no `time_limit` of its own, unless set."""
@@ -44,7 +44,7 @@ class JumanjiState(EnvState):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class JumanjiEnvironment(Environment):
+class JumanjiEnvironment(ByConfiguration, Environment):
     """A Jumanji environment. Two made by the same id with the same options are equal.
 
     The observation is every field of Jumanji's but `action_mask`, in their order, ravelled and joined as one vector.
@@ -72,12 +72,6 @@ class JumanjiEnvironment(Environment):
 
     def _configuration(self) -> tuple:
         return (self.id, type(self.inner), hashable(self.options))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, JumanjiEnvironment) and self._configuration() == other._configuration()
-
-    def __hash__(self) -> int:
-        return hash(self._configuration())
 
     @property
     def default_params(self) -> EnvParams:

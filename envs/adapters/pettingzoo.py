@@ -136,11 +136,14 @@ class PettingZooEnv(ParallelEnv):
         Args:
             seed: of this episode and of those that follow; None goes on with the generator of the last seed, at first
                 an unpredictable one.
-            options: PettingZoo's; none is known here, and its own tests pass arbitrary ones.
+            options: PettingZoo's; none is known here, and its own tests pass arbitrary ones. `params`, which
+                Gymnasium's door knows, are refused.
 
         Returns:
             Observations and infos of the agents that begin.
         """
+        if "params" in (options or {}):
+            raise UserError(f"{self.env.name}: parameters are fixed here; make another environment with them")
         if seed is not None or self._rng is None:
             self._rng = seeding.np_random(seed)[0]
         self._seed = seed

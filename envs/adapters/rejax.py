@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import jax.numpy as jnp
 from gymnax.wrappers import LegacyStepAPIWrapper
+from jaxtyping import Array, PyTree
 
-from ..environment import Environment
+from ...errors import UserError
+from ..environment import Environment, EnvParams, EnvState
 
 
 class LegacyStepAPI(LegacyStepAPIWrapper):
@@ -27,7 +31,21 @@ class LegacyStepAPI(LegacyStepAPIWrapper):
     """
 
     def __init__(self, env: Environment):
+        if "host" in env.capabilities:
+            raise UserError(f"{env.name} is stepped on the host and cannot be compiled into a learner of JAX's")
         super().__init__(env)
+
+    def step(
+        self, key: Array, state: EnvState, action: Any, params: EnvParams | None = None
+    ) -> tuple[PyTree, EnvState, Array, Array, dict]:
+        """One step with gymnax's auto-reset: observation, state, reward, done, info.
+
+        An action that lost its axis of length 1 gets it back: rejax squeezes those of its evaluations.
+        """
+        shape = getattr(self._env.action_space(params), "shape", None)
+        if shape is not None and math.prod(shape) == 1 and jnp.shape(action) == ():
+            action = jnp.reshape(action, shape)
+        return super().step(key, state, action, params)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LegacyStepAPI:
         return self  # environments are immutable

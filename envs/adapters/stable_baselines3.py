@@ -30,10 +30,14 @@ class StableBaselines3VecEnv(vec_env.VecEnv):
     """
 
     def __init__(self, env: gymnasium.vector.VectorEnv):
+        make = "equimorph.make(id, api='gymnasium', num_envs=8, autoreset_mode='SameStep')"
+        if not isinstance(env, gymnasium.vector.VectorEnv):
+            raise UserError(f"expected a gymnasium.vector.VectorEnv, got {type(env).__name__}; see {make}")
         mode = env.metadata.get("autoreset_mode")
         if mode != AutoresetMode.SAME_STEP:
             raise UserError(
-                f"Stable-Baselines3 needs a vector environment with autoreset_mode SAME_STEP, and this one has {mode}"
+                f"Stable-Baselines3 needs a vector environment with autoreset_mode SAME_STEP, and this one has {mode}; "
+                f"see {make}"
             )
         self.env = env
         self._actions: Any = None

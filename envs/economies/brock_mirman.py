@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jaxtyping import Array, Float
 
@@ -64,10 +65,11 @@ class BrockMirman(Economy):
 
     def check_params(self, params: Params) -> None:
         """Returns to capital must diminish."""
-        if float(params.alpha + params.eta) >= 1.0:
+        total = float(np.max(params.alpha + params.eta))
+        if total >= 1.0:
             raise UserError(
-                f"{self.name}: alpha + eta = {float(params.alpha + params.eta):g} must be below 1 (alpha = "
-                f"{float(params.alpha):g}); lower eta"
+                f"{self.name}: alpha + eta = {total:g} must be below 1 (alpha is up to "
+                f"{float(np.max(params.alpha)):g}); lower eta"
             )
 
     def initial_state(self, key: Array, params: Params) -> State:

@@ -344,3 +344,17 @@ def test_steps_without_an_episode_are_refused():
         envs.step([[0.3]] * 3)
     envs.reset(options={"reset_mask": ~mask})
     envs.step([[0.3]] * 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda env: env.reset(seed=1.5), "a seed must be a whole number of at least 0, or None, got 1.5"),
+        (lambda env: env.reset(seed=["a", 1]), "a seed must be a whole number of at least 0, or None, got 'a'"),
+        (lambda env: env.reset(seed=[1.5, 2]), "a seed must be a whole number of at least 0, or None, got 1.5"),
+        (lambda env: env.reset(options=5), "options must be a dict, got 5"),
+    ],
+)
+def test_wrong_arguments_of_reset_are_told_in_one_line(call, message):
+    with pytest.raises(UserError, match=message):
+        call(equimorph.make("BrockMirman-v0", api="gymnasium", num_envs=2, autoreset_mode="SAME_STEP"))

@@ -10,6 +10,7 @@ from gymnax.wrappers import LegacyStepAPIWrapper
 import equimorph
 from equimorph.envs.adapters.rejax import LegacyStepAPI
 from equimorph.envs.wrappers import RescaleAction
+from equimorph.errors import UserError
 
 rejax = pytest.importorskip("rejax")
 
@@ -40,6 +41,20 @@ def test_copies_and_equal_environments_are_one_to_the_compiler():
     assert copy.deepcopy(wrapped) == wrapped
     assert hash(wrapped) == hash(LegacyStepAPI(equimorph.make("BrockMirman-v0")[0]))
     assert wrapped != LegacyStepAPI(equimorph.make("BrockMirman-v0", concept="competitive")[0])
+
+
+def test_an_action_that_was_squeezed_gets_its_axis_back():
+    env, params = equimorph.make("BrockMirman-v0")
+    wrapped, key = LegacyStepAPI(env), jax.random.key(0)
+    _, state = wrapped.reset(key, params)
+    squeezed, whole = (wrapped.step(key, state, np.float32(0.3).reshape(shape), params) for shape in ((), (1,)))
+    for a, b in zip(jax.tree.leaves(squeezed), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_what_is_stepped_on_the_host_is_refused():
+    with pytest.raises(UserError, match="gymnasium:CartPole-v1 is stepped on the host"):
+        LegacyStepAPI(equimorph.make("gymnasium:CartPole-v1")[0])
 
 
 @pytest.mark.slow
