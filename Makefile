@@ -5,7 +5,7 @@ export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0.2
 WORKERS ?= 2
 
-.PHONY: train test fast lint format clean
+.PHONY: train test extended fast lint format clean
 
 ## Train three learners on one economy and print one table.
 train: .venv/.ready
@@ -13,11 +13,15 @@ train: .venv/.ready
 
 ## Everything that has to pass before a change lands; pytest's closing line comes last.
 test: lint
-	$(BIN)/pytest -n $(WORKERS)
+	$(BIN)/pytest -n $(WORKERS) -m "not extended"
+
+## Further environments of other libraries, on top of `make test`.
+extended: .venv/.ready-dev
+	$(BIN)/pytest -n $(WORKERS) -m extended
 
 ## The tests that take seconds.
 fast: .venv/.ready-dev
-	$(BIN)/pytest -n $(WORKERS) -m "not slow"
+	$(BIN)/pytest -n $(WORKERS) -m "not slow and not extended"
 
 ## Style and types.
 lint: .venv/.ready-dev

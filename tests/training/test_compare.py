@@ -61,7 +61,7 @@ def test_a_library_that_is_missing_is_named_and_left_out(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(PEERS))
+@pytest.mark.parametrize("name", ["sb3", "rejax", pytest.param("sbx", marks=pytest.mark.extended)])
 def test_a_policy_that_came_back_is_the_librarys_own(name, brock_mirman, monkeypatch):
     pytest.importorskip(PEERS[name].modules[0])
     config, env, params = brock_mirman

@@ -178,7 +178,7 @@ def test_step_can_reset_to_a_given_state():
 # -- JaxMARL's wrappers --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_rollout_manager():
     """Batches, the agents' ids behind each observation, zeros for the done, the sum of rewards."""
     door = busy()

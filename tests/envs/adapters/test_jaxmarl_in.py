@@ -31,13 +31,27 @@ def make(name, **overrides):
 
 @pytest.mark.parametrize(
     "name",
-    ["MPE_simple_spread_v3", "MPE_simple_tag_v3", "MPE_simple_speaker_listener_v4", "switch_riddle", "coin_game"],
+    [
+        "MPE_simple_tag_v3",
+        "switch_riddle",
+        pytest.param("MPE_simple_spread_v3", marks=pytest.mark.extended),
+        pytest.param("MPE_simple_speaker_listener_v4", marks=pytest.mark.extended),
+        pytest.param("coin_game", marks=pytest.mark.extended),
+    ],
 )
 def test_the_contract_is_kept(name):
     equimorph.check_environment(*make(name))
 
 
-@pytest.mark.parametrize("name", ["MPE_simple_spread_v3", "MPE_simple_tag_v3", "switch_riddle", "overcooked"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "MPE_simple_spread_v3",
+        "MPE_simple_tag_v3",
+        "switch_riddle",
+        pytest.param("overcooked", marks=pytest.mark.extended),
+    ],
+)
 def test_transitions_are_jaxmarls_own(name):
     env, params = make(name, **({"max_steps": 8} if name != "switch_riddle" else {}))
     inner, agents = env.inner, env.inner.agents
@@ -143,7 +157,7 @@ def test_smaller_observations_have_zeros_behind():
     assert env.agent_observation_space(params).shape == (16,)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_fewer_actions_are_masked():
     env, params = make("MPE_simple_speaker_listener_v4")
     assert [env.inner.action_space(agent).n for agent in env.inner.agents] == [3, 5]
@@ -155,7 +169,7 @@ def test_fewer_actions_are_masked():
     assert int(rollout.action[..., 1].max()) == 4
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_what_hanabi_allows_is_the_mask():
     env, params = make("hanabi")
     state = jax.jit(env.reset_env)(jax.random.key(0), params)[1]
@@ -164,7 +178,7 @@ def test_what_hanabi_allows_is_the_mask():
     assert env.action_mask(state, params).sum(axis=1).min() == 1  # whose turn it is not may only wait
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_continuous_actions_of_two_sizes():
     env, params = make("MPE_simple_world_comm_v3", action_type="Continuous")
     space = env.agent_action_space(params)

@@ -21,7 +21,9 @@ from equimorph.envs.adapters.jumanji import JumanjiEnvironment
 SNAKE = {"num_rows": 4, "num_cols": 4, "time_limit": 20}
 
 
-@pytest.mark.parametrize(("name", "options"), [("Snake-v1", SNAKE), ("Knapsack-v1", {})])
+@pytest.mark.parametrize(
+    ("name", "options"), [("Snake-v1", SNAKE), pytest.param("Knapsack-v1", {}, marks=pytest.mark.extended)]
+)
 def test_the_contract_holds(name, options):
     equimorph.check_environment(*equimorph.make(f"jumanji:{name}", **options))
 
@@ -31,7 +33,7 @@ def test_the_contract_holds(name, options):
     [
         ("Snake-v1", SNAKE, 25),
         ("Minesweeper-v0", {}, 15),
-        ("Cleaner-v0", {}, 8),
+        pytest.param("Cleaner-v0", {}, 8, marks=pytest.mark.extended),
     ],
 )
 def test_steps_are_jumanjis(name, options, count):
