@@ -6,7 +6,7 @@ import jax
 import pytest
 
 # Linux allows a process 65,530 memory maps by default; a compiled function of JAX's takes several.
-MOST_MAPS = 30_000
+MOST_MAPS = 20_000
 
 
 @pytest.fixture(autouse=True, scope="module")

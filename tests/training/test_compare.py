@@ -60,8 +60,8 @@ def test_a_library_that_is_missing_is_named_and_left_out(monkeypatch):
     assert "not_a_library is not installed" in lines[0]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["sb3", "rejax", pytest.param("sbx", marks=pytest.mark.extended)])
+@pytest.mark.extended
+@pytest.mark.parametrize("name", list(PEERS))
 def test_a_policy_that_came_back_is_the_librarys_own(name, brock_mirman, monkeypatch):
     pytest.importorskip(PEERS[name].modules[0])
     config, env, params = brock_mirman
@@ -105,7 +105,7 @@ def test_table_and_figure(tmp_path):
         compare.save_comparison(rows, path)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_ours_and_theirs_stand_in_one_table():
     pytest.importorskip("rejax")
     rows = compare.compare_libraries(["BrockMirman-v0"], steps=SMALL * 4, num_seeds=1, peers=["rejax"])

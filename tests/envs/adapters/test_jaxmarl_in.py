@@ -86,7 +86,7 @@ def test_transitions_are_jaxmarls_own(name):
     assert steps == (9 if name.startswith("MPE") else 8 if name == "overcooked" else 6)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_loop_resets_and_keeps_the_last_observation():
     env, params = make("MPE_simple_spread_v3", max_steps=3)
     _, rollout = gather(env, params, MAPPO(widths=(4,)), num_steps=9, num_envs=2)

@@ -18,12 +18,12 @@ from jumanji import specs, types
 
 from equimorph.envs.adapters.jumanji import JumanjiEnvironment
 
+pytestmark = pytest.mark.extended
+
 SNAKE = {"num_rows": 4, "num_cols": 4, "time_limit": 20}
 
 
-@pytest.mark.parametrize(
-    ("name", "options"), [("Snake-v1", SNAKE), pytest.param("Knapsack-v1", {}, marks=pytest.mark.extended)]
-)
+@pytest.mark.parametrize(("name", "options"), [("Snake-v1", SNAKE), ("Knapsack-v1", {})])
 def test_the_contract_holds(name, options):
     equimorph.check_environment(*equimorph.make(f"jumanji:{name}", **options))
 
@@ -33,7 +33,7 @@ def test_the_contract_holds(name, options):
     [
         ("Snake-v1", SNAKE, 25),
         ("Minesweeper-v0", {}, 15),
-        pytest.param("Cleaner-v0", {}, 8, marks=pytest.mark.extended),
+        ("Cleaner-v0", {}, 8),
     ],
 )
 def test_steps_are_jumanjis(name, options, count):
