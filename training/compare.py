@@ -138,11 +138,9 @@ def _done(row: Row) -> str:
 
 def _budgeted(env_id: str, agent: str, steps: int | None) -> Config:
     """The preset of a pair with as many whole rollouts as the budget pays for."""
-    steps = (
-        _rollout_size(resolve(env_id, "mappo")) * resolve(env_id, "mappo").training.iterations
-        if steps is None
-        else steps
-    )
+    if steps is None:
+        ppo = resolve(env_id, "mappo")
+        steps = _rollout_size(ppo) * ppo.training.iterations
     config = resolve(env_id, agent)
     iterations = steps // _rollout_size(config)
     if iterations < 1:

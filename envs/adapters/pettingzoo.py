@@ -21,11 +21,12 @@ import numpy as np
 from gymnasium.utils import seeding
 from jaxtyping import Array, Float, PyTree, UInt8
 
-from ...errors import UserError, did_you_mean, unknown
+from ...errors import UserError, did_you_mean
 from ..environment import Environment, EnvParams, EnvState, add_agent_axis, drop_agent_axis
 from ..registry import make
 from ._agents import Roster, agent_name, split_info, to_element
 from ._gymnasium_actions import as_action
+from ._gymnasium_common import check_render_mode, has_picture, picture
 from ._optional import require
 from ._spaces import to_gymnasium
 
@@ -74,9 +75,8 @@ class PettingZooEnv(ParallelEnv):
     """
 
     def __init__(self, env: Environment, params: EnvParams, render_mode: str | None = None):
-        modes = ["rgb_array"] if type(env).render is not Environment.render else []
-        if render_mode is not None and render_mode not in modes:
-            raise unknown(f"render mode of {env.name}", str(render_mode), modes or ["None"])
+        modes = ["rgb_array"] if has_picture(env) else []
+        check_render_mode(env, render_mode, modes)
         self.metadata = {"name": env.name, "render_modes": modes, "render_fps": 4, "is_parallelizable": True}
         self.env, self.params, self.render_mode = env, params, render_mode
         self.env_state: EnvState | None = None
@@ -221,7 +221,7 @@ class PettingZooEnv(ParallelEnv):
             return None
         self._begun()
         assert self.env_state is not None
-        return self.env.render(self.env_state, self.params)
+        return picture(self.env, self.env_state, self.params)
 
     def close(self) -> None:
         """Nothing is held that must be released."""

@@ -15,6 +15,7 @@ from gymnasium.utils import seeding
 import equimorph
 from equimorph.envs import spaces
 from equimorph.envs.environment import add_agent_axis
+from equimorph.envs.wrappers import RescaleAction
 from equimorph.errors import UserError
 
 from ...probes import Scripted, busy_script, script
@@ -235,6 +236,7 @@ def test_possible_agents_of_a_population_that_stays_and_of_one_too_large_to_list
 
 
 def test_pictures():
+    pendulum, params = equimorph.make("Pendulum-v1")
     env = open_door("CellCount-v0", render_mode="rgb_array")
     with pytest.raises(UserError, match="no episode has begun"):
         env.render()
@@ -244,7 +246,9 @@ def test_pictures():
     np.testing.assert_array_equal(picture, env.env.render(env.env_state, env.params))
     assert open_door("CellCount-v0").render() is None
     assert open_door("CartPole-v1").metadata["render_modes"] == []
-    with pytest.raises(UserError, match=r"unknown render mode of CellCount-v0 'rgb_aray'\. Did you mean 'rgb_array'"):
+    # A wrapper passes pictures on; it has none of its own.
+    assert PettingZooEnv(RescaleAction(pendulum), params).metadata["render_modes"] == []
+    with pytest.raises(UserError, match=r"unknown render_mode of CellCount-v0 'rgb_aray'\. Did you mean 'rgb_array'"):
         open_door("CellCount-v0", render_mode="rgb_aray")
     env.close()
     env.close()
