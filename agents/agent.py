@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from ..envs.economy import Decision
 from ..envs.environment import Environment, EnvParams, EnvState
 from ..errors import UserError
 
@@ -74,6 +75,10 @@ class Policy(eqx.Module):
     @abc.abstractmethod
     def __call__(self, view: View, key: Array | None = None) -> PyTree:
         """Actions `[A, ...]` in one environment, in its units; sampled when a key is given, else deterministic."""
+
+    def decision(self, view: View) -> Decision:
+        """The deterministic actions `[A, ...]`, with multipliers and prices where the policy has outputs for them."""
+        return Decision(self(view))
 
 
 class Agent(eqx.Module):

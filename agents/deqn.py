@@ -18,9 +18,9 @@ from ..envs import spaces
 from ..envs.economy import Decision, Economy
 from ..envs.environment import Environment, EnvParams, EnvState, add_agent_axis, drop_agent_axis
 from ..errors import UserError, unknown
-from .agent import Agent, Context, Rollout, View, check_applies, check_range, optional_scalar, scalar
-from .policies.actor import Actor, ActorPolicy, flat_observation, observation_size
-from .policies.heads import Head, make_head
+from .agent import Agent, Context, Policy, Rollout, View, check_applies, check_range, optional_scalar, scalar
+from .policies.actor import Actor, ActorPolicy, observation_size
+from .policies.heads import AuxiliaryHead, Head, make_auxiliary_head, make_head
 from .policies.networks import check_network
 from .steppers import Stepper, Terms, check_schedule, make_stepper, scheduled
 
@@ -29,10 +29,11 @@ FEWEST_DRAWS = 64
 
 
 class DEQNState(NamedTuple):
-    """What learning changes, and the head it acts through."""
+    """What learning changes, and the heads it acts and prices through."""
 
     nets: Actor
     head: Head
+    auxiliary: AuxiliaryHead | None
     stepper: PyTree
 
 
@@ -114,8 +115,7 @@ class DEQN(Agent):
         if not isinstance(env.agent_action_space(params), spaces.Box):
             raise UserError(f"{env.name}: DEQN needs a continuous action (Box); train it with 'mappo' or 'reinforce'")
         make_head(env, params)
-        if env.auxiliary(params) is not None:
-            raise UserError(f"{env.name} declares auxiliary outputs (multipliers, prices), which DEQN has no head for")
+        make_auxiliary_head(env, params)
         total = num_steps * num_envs
         if total % self.batch_size:
             works = [n for n in range(1, total + 1) if total % n == 0]
@@ -134,7 +134,7 @@ class DEQN(Agent):
     def _check_affine(self, env: Economy, params: EnvParams) -> None:
         """A product of two estimates is unbiased only where conditions are affine in the expectation."""
         state = env.initial_state(jax.random.key(0), params)
-        decision = Decision(drop_agent_axis(env, jnp.stack([jnp.asarray(env.centre(params))] * env.num_agents)))
+        decision = _central_decision(env, params)
         key = jax.random.key(1)
         shock = env.shocks(params).sample(key, state)
         following = env.transition(state, decision.action, shock, params)
@@ -151,19 +151,19 @@ class DEQN(Agent):
                 )
 
     def init(self, key: Array, env: Environment, params: EnvParams) -> DEQNState:
-        head = make_head(env, params)
-        nets = Actor(key, observation_size(env, params), head.size, None, self.widths, self.activation)
-        return DEQNState(nets, head, self.stepper.init(nets))
+        head, auxiliary = make_head(env, params), make_auxiliary_head(env, params)
+        size = head.size + (0 if auxiliary is None else auxiliary.size)
+        nets = Actor(key, observation_size(env, params), size, None, self.widths, self.activation)
+        return DEQNState(nets, head, auxiliary, self.stepper.init(nets))
 
     def initial_memory(self, state, env, params) -> tuple:
         return ()
 
     def act(self, state: DEQNState, memory: PyTree, view: View, key: Array, *, explore: bool = True):
-        output = state.nets(flat_observation(view.observation, view.agent_mask))
-        return memory, state.head.mode(output), ()
+        return memory, self.policy(state)(view), ()
 
     def policy(self, state: DEQNState) -> ActorPolicy:
-        return ActorPolicy(state.nets, state.head, deterministic=True)
+        return ActorPolicy(state.nets, state.head, True, state.auxiliary)
 
     def update(self, state: DEQNState, rollout: Rollout, context: Context, key: Array):
         env, params = context.env, context.params
@@ -175,12 +175,15 @@ class DEQN(Agent):
         planned = context.num_iterations * self.epochs * batches
         done_before = context.iteration * self.epochs * batches
 
+        def decide(nets: Actor) -> Callable[[EnvState], Decision]:
+            return policy_decision(self.policy(state._replace(nets=nets)), env, params)
+
         def gradient_step(carry, inputs):
             nets, stepper, count = carry
             minibatch, key_step = inputs
             rate = scheduled(self.schedule, self.learning_rate, final, count, planned)
             nets, stepper, terms = self.stepper.step(
-                lambda n: self._terms(policy_decision(n, state.head, env, params), minibatch, env, params, key_step),
+                lambda n: self._terms(decide(n), minibatch, env, params, key_step),
                 nets,
                 stepper,
                 rate,
@@ -195,7 +198,7 @@ class DEQN(Agent):
 
         carry = (state.nets, state.stepper, done_before)
         (nets, stepper, _), history = jax.lax.scan(epoch, carry, jax.random.split(key, self.epochs))
-        return DEQNState(nets, state.head, stepper), {name: values.mean() for name, values in history.items()}
+        return state._replace(nets=nets, stepper=stepper), {name: values.mean() for name, values in history.items()}
 
     def _terms(self, decide, states: EnvState, env: Economy, params: EnvParams, key: Array) -> Terms:
         """Mean squared conditions over a batch of states, one named loss each."""
@@ -221,15 +224,25 @@ class DEQN(Agent):
         return residuals(decide, state, nodes, weights, env, params)
 
 
-def policy_decision(nets: Actor, head: Head, env: Economy, params: EnvParams) -> Callable[[EnvState], Decision]:
+def policy_decision(policy: Policy, env: Economy, params: EnvParams) -> Callable[[EnvState], Decision]:
     """The map from a state to what the policy decides there, in the economy's own shapes."""
 
     def decide(state: EnvState) -> Decision:
         observation = add_agent_axis(env, env.observation(state, params))
-        output = nets(flat_observation(observation, env.agent_mask(state, params)))
-        return Decision(drop_agent_axis(env, head.mode(output)))
+        view = View(observation, env.agent_mask(state, params), env.action_mask(state, params))
+        return drop_agent_axis(env, policy.decision(view))
 
     return decide
+
+
+def _central_decision(env: Economy, params: EnvParams) -> Decision:
+    """The centre's actions, and the auxiliary outputs of a zero network."""
+    auxiliary = make_auxiliary_head(env, params)
+    one = Decision(
+        jnp.asarray(env.centre(params)),
+        None if auxiliary is None else auxiliary(jnp.zeros(auxiliary.size, jnp.result_type(float))),
+    )
+    return drop_agent_axis(env, jax.tree.map(lambda x: jnp.stack([x] * env.num_agents), one))
 
 
 def residuals(

@@ -148,8 +148,11 @@ BACKING: dict[str, Rule] = {
 
 
 def economies_go_on(probe: Probe) -> Iterator[str]:
-    """An economy never terminates: its time limit truncates."""
-    if np.any(probe.short_records["terminated"]):
+    """An economy that is not played once never terminates: its time limit truncates."""
+    ended = probe.short_records["terminated"]
+    if probe.env.one_shot and not np.all(ended):
+        yield "it is played once, but a step did not terminate; leave step_env as Economy derives it"
+    if not probe.env.one_shot and np.any(ended):
         yield "it terminated; an economy goes on for ever, and its time limit truncates"
 
 
@@ -162,19 +165,19 @@ def transition_is_steps(probe: Probe) -> Iterator[str]:
         if gap(predicted, taken) > TOLERANCE:
             yield f"state{path} after step differs from transition's at the shock of the same key; {advice}"
     if gap(probe.records["predicted_reward"], probe.records["reward"]) > TOLERANCE:
-        yield f"step's reward differs from scaled_reward(reward(state, action)); {advice}"
+        yield f"step's reward differs from scaled_reward(earned(reward(state, action))); {advice}"
 
 
 def nodes_integrate(probe: Probe) -> Iterator[str]:
-    """Every integration rule's weights are not negative and sum to 1, and its nodes have a draw's shape."""
+    """Every rule's weights are finite and sum to 1 (some are negative in monomial rules); nodes have a draw's shape."""
     law, state = probe.env.shocks(probe.params), probe.transition[0]
     draw = law.sample(probe.key, state)
     for rule in law.rules:
         nodes, weights = law.nodes(rule, _order(law), state)
         if nodes.shape[1:] != draw.shape or nodes.dtype != draw.dtype or weights.shape != nodes.shape[:1]:
             yield f"{rule}: nodes {kind(nodes)} and weights {kind(weights)} do not go with a draw {kind(draw)}"
-        if not finite(nodes) or np.any(weights < 0) or gap(jnp.sum(weights), np.ones(())) > TOLERANCE:
-            yield f"{rule}: weights must not be negative and must sum to 1, they are {weights}"
+        if not finite((nodes, weights)) or gap(jnp.sum(weights), np.ones(())) > TOLERANCE:
+            yield f"{rule}: nodes must be finite and weights sum to 1, they are {nodes} and {weights}"
 
 
 def steady_state_is_fixed(probe: Probe) -> Iterator[str]:

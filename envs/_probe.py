@@ -163,7 +163,8 @@ def record_step(env: Environment, keys: Array, state: EnvState, params: EnvParam
         legal = env.legal_action(action, params)[0]
         shock = env.shocks(params).sample(key_step, state)
         record["predicted_state"] = env.transition(state, legal, shock, params).replace(time=next_state.time)
-        record["predicted_reward"] = env.scaled_reward(env.reward(state, legal, params), params)
+        utility = env.earned(env.reward(state, legal, params), params)
+        record["predicted_reward"] = env.scaled_reward(utility, params)
     return record
 
 

@@ -24,6 +24,7 @@ Residuals = dict[str, Array]
 """Named arrays: terms inside an expectation, expectations, conditions, errors."""
 
 REWARD_SCALES = ("consumption", "utility")
+TEAM_CONCEPTS = ("planner", "cooperative")
 
 
 class Decision(NamedTuple):
@@ -31,7 +32,8 @@ class Decision(NamedTuple):
 
     Attributes:
         action: in the environment's own shape and units.
-        auxiliary: multipliers and prices, or None.
+        auxiliary: multipliers and prices in the bounds of `Economy.auxiliary`, `[..]` or `[A, ..]`; None if there are
+            none.
     """
 
     action: PyTree
@@ -46,14 +48,22 @@ class Economy(Environment):
     `transition` and `reward`; with `expectation_terms` and `conditions` residual learners can solve it too. `step_env`,
     `reset_env` and `observe` are derived here and are not overridden.
 
+    With several agents `reward` is `[A]`, each agent's own. A learner earns it as it is, except under the concepts of a
+    team ("planner", "cooperative"), where all earn the mean.
+
     Attributes:
-        concept: the equilibrium concept; decides which conditions hold and which reference scores.
+        concept: the equilibrium concept; decides which conditions hold, whose reward is earned and which reference
+            scores.
         reward_scale: "consumption", a share of a fixed consumption, or "utility", raw.
     """
 
     params_type: ClassVar[type[EnvParams]]
     observation_size: ClassVar[int]
     concepts: ClassVar[tuple[str, ...]] = ("planner",)
+    # The classical solver whose answer scores policies where `reference` has none; a key of `agents.classical.SOLVERS`.
+    solver: ClassVar[str | None] = None
+    # Conditions that are Fischer-Burmeister functions: complementarity, reported apart from Euler errors.
+    complementarity: ClassVar[tuple[str, ...]] = ()
 
     concept: str = "planner"
     reward_scale: str = "consumption"
@@ -117,7 +127,26 @@ class Economy(Environment):
         return None
 
     def auxiliary(self, params: EnvParams) -> spaces.Box | None:
-        """Multipliers and prices: extra outputs of a residual learner, never an action."""
+        """Multipliers and prices of one agent: extra outputs of a residual learner, never an action.
+
+        Bounds that are both finite are reached by a sigmoid, a lower one alone by a softplus.
+        """
+        return None
+
+    def slacks(self, state: EnvState, decision: Decision, params: EnvParams) -> Residuals:
+        """`{name: y}`: unit-free distances from limits that bind in some states, 0 where they bind; for reports."""
+        return {}
+
+    def exploitability(self, policy: Callable[[EnvState], PyTree], params: EnvParams) -> Float[Array, " A"] | None:
+        """What each player would gain by its best deviation while the others keep to `policy`, where that is known.
+
+        In discounted utility from the economy's usual first state, not negative. None: no closed form or recursion is
+        at hand, and a report trains a best response instead.
+
+        Args:
+            policy: from a state to the actions of all, `[A, ...]`.
+            params: the parameters.
+        """
         return None
 
     def definitions(self, state: EnvState, action: PyTree, params: EnvParams) -> dict[str, Array]:
@@ -141,6 +170,15 @@ class Economy(Environment):
     def floored(self, state: EnvState, action: PyTree, params: EnvParams) -> Bool[Array, ""]:
         """Whether consumption (or capital) had to be held up by the economy's floor."""
         return jnp.zeros((), bool)
+
+    def flags(self, state: EnvState, action: PyTree, params: EnvParams) -> dict[str, Bool[Array, ""]]:
+        """Further warnings of a step for `info`, such as "rationed"."""
+        return {}
+
+    @property
+    def one_shot(self) -> bool:
+        """Whether it is played once: the first step terminates, and nothing is discounted."""
+        return False
 
     # -- derived ----------------------------------------------------------------------------------------------------
 
@@ -167,8 +205,8 @@ class Economy(Environment):
         return spaces.Box(-big, big, (self.observation_size,), jnp.result_type(float))
 
     def discount_factor(self, params: EnvParams) -> Float[Array, ""]:
-        """The economy's own beta."""
-        return params.beta
+        """The economy's own beta; 1 where it is played once."""
+        return jnp.ones((), jnp.result_type(float)) if self.one_shot else params.beta
 
     def scaled_reward(self, utility: Array, params: EnvParams) -> Array:
         """`utility` in the units of `reward_scale`."""
@@ -176,6 +214,12 @@ class Economy(Environment):
             return utility
         base, unit = self.reward_units(params)
         return (utility - base) / unit
+
+    def earned(self, utility: Float[Array, "..."], params: EnvParams) -> Float[Array, "..."]:
+        """What agents earn of everyone's `utility`, scalar or [A]: their own, or a team's mean."""
+        if self.num_agents > 1 and self.concept in TEAM_CONCEPTS:
+            return jnp.broadcast_to(utility.mean(), utility.shape)
+        return utility
 
     def observe(self, key: Array, state: EnvState, action: PyTree | None, params: EnvParams) -> Float[Array, "..."]:
         """The observation of `state`; it needs no randomness."""
@@ -189,17 +233,19 @@ class Economy(Environment):
     def step_env(
         self, key: Array, state: EnvState, action: PyTree, params: EnvParams
     ) -> tuple[Array, EnvState, Array, Array, dict[str, Array]]:
-        """One period. It never terminates: an economy goes on for ever, and the time limit truncates.
+        """One period. Unless it is played once it never terminates: the time limit truncates.
 
-        `info` has `utility` (raw), `action_clipped` (the action lay outside its bounds) and `floored`.
+        `info` has `utility` (raw), `action_clipped` (the action lay outside its bounds), `floored` and the economy's
+        `flags`.
         """
         action, clipped = self.legal_action(action, params)
         shock = self.shocks(params).sample(key, state)
         next_state = self.transition(state, action, shock, params).replace(time=state.time + 1)
         utility = self.reward(state, action, params)
         info = {"utility": utility, "action_clipped": clipped, "floored": self.floored(state, action, params)}
-        reward = self.scaled_reward(utility, params)
-        return self.observation(next_state, params), next_state, reward, jnp.zeros((), bool), info
+        info |= self.flags(state, action, params)
+        reward = self.scaled_reward(self.earned(utility, params), params)
+        return self.observation(next_state, params), next_state, reward, jnp.full((), self.one_shot), info
 
     def render(self, state: EnvState, params: EnvParams) -> np.ndarray:
         """The state's quantities as bars, in percent away from the steady state where there is one; uint8[H, W, 3]."""

@@ -105,12 +105,14 @@ class Reference(NamedTuple):
         value: `(state) -> scalar or [A]`, expected discounted sum of the economy's `reward` (raw utility), or None.
         concept: the equilibrium concept it answers: one of `CONCEPTS`.
         tolerance: absolute error of `policy`; 0 where the answer is exact.
+        auxiliary: `(state) -> multipliers and prices` that go with `policy`, or None.
     """
 
     policy: Any
     value: Any
     concept: str
     tolerance: float = 0.0
+    auxiliary: Any = None
 
 
 class Environment(gymnax_environment.Environment):

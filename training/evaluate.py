@@ -15,8 +15,9 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ..agents.agent import Policy, View
+from ..agents.deqn import policy_decision
 from ..envs.adapters.gymnasium_host import HostEnvironment
-from ..envs.economy import Decision, Economy
+from ..envs.economy import Economy
 from ..envs.environment import Environment, EnvParams, EnvState, Reference, add_agent_axis, drop_agent_axis
 from ..errors import UserError
 from .conditions import euler_errors, expectation_nodes
@@ -219,7 +220,7 @@ def _report(env: Economy, params, policy, ours, anchors, reference: Reference | 
     if reference is not None:
         found["policy_error"] = _policy_error(ours["states"], ours["actions"], reference.policy)
     if env.auxiliary(params) is None and "conditions" in env.capabilities:
-        errors = euler_errors(_decision(policy, env, params), ours["states"], env, params)
+        errors = euler_errors(policy_decision(policy, env, params), ours["states"], env, params)
         if errors is not None:
             found["euler"] = quantiles(np.asarray(errors))
     return found
@@ -347,11 +348,6 @@ def policy_action(policy: Policy, env: Environment, params: EnvParams, *, sample
         return drop_agent_axis(env, policy(view, key if sample else None))
 
     return act
-
-
-def _decision(policy: Policy, env: Economy, params: EnvParams) -> Callable[[EnvState], Decision]:
-    act = policy_action(policy, env, params)
-    return lambda state: Decision(act(state, jax.random.key(0)))
 
 
 def _policy_error(states: EnvState, actions: PyTree, reference: Callable[[EnvState], PyTree]) -> float:

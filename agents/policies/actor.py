@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
 from ...envs import spaces
+from ...envs.economy import Decision
 from ...envs.environment import Environment, EnvParams
 from ..agent import Policy, View
-from .heads import Head
+from .heads import AuxiliaryHead, Head
 from .networks import MLP
 
 POLICY_GAIN = 0.01
@@ -44,17 +45,27 @@ class ActorPolicy(Policy):
         actor: the trained network.
         head: how its outputs become actions.
         deterministic: never samples, whatever key it is given.
+        auxiliary: what makes multipliers and prices of the outputs after the head's; None without them.
     """
 
     actor: Actor
     head: Head
     deterministic: bool = eqx.field(static=True, default=False)
+    auxiliary: AuxiliaryHead | None = None
 
     def __call__(self, view: View, key: Array | None = None) -> PyTree:
-        output = self.actor(flat_observation(view.observation, view.agent_mask))
+        output = self._output(view)[..., : self.head.size]
         if key is None or self.deterministic:
             return self.head.mode(output, view.action_mask)
         return self.head.sample(key, output, self.actor.spread, view.action_mask)[0]
+
+    def decision(self, view: View) -> Decision:
+        output = self._output(view)
+        action = self.head.mode(output[..., : self.head.size], view.action_mask)
+        return Decision(action, None if self.auxiliary is None else self.auxiliary(output[..., self.head.size :]))
+
+    def _output(self, view: View) -> Float[Array, "A out"]:
+        return self.actor(flat_observation(view.observation, view.agent_mask))
 
 
 def observation_size(env: Environment, params: EnvParams) -> int:

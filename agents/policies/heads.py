@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ...envs import spaces
+from ...envs.economy import Economy
 from ...envs.environment import Environment, EnvParams
 from ...errors import UserError
 
@@ -139,6 +140,45 @@ class SquashedGaussianHead(Head):
         slopes = self._log_slope(mean + jnp.exp(spread) * x)
         correction = jnp.tensordot(jnp.asarray(_GAUSS_W, mean.dtype), slopes, axes=1)
         return self._event_sum(jnp.asarray(distrax.Normal(mean, jnp.exp(spread)).entropy()) + correction)
+
+
+class AuxiliaryHead(eqx.Module):
+    """Multipliers and prices, deterministic: a sigmoid between finite bounds, a softplus above a lower one alone.
+
+    Attributes:
+        low, high: bounds, of one agent's auxiliary outputs.
+    """
+
+    low: Float[Array, "..."]
+    high: Float[Array, "..."]
+
+    @property
+    def size(self) -> int:
+        """How many network outputs it takes."""
+        return int(np.prod(self.low.shape, dtype=int))
+
+    def __call__(self, output: Float[Array, "... size"]) -> Float[Array, "..."]:
+        """From a network's unbounded outputs to the economy's units."""
+        x = output.reshape(output.shape[:-1] + self.low.shape)
+        width = jnp.where(jnp.isfinite(self.high), self.high - self.low, 1)
+        return self.low + jnp.where(jnp.isfinite(self.high), width * jax.nn.sigmoid(x), jax.nn.softplus(x))
+
+
+def make_auxiliary_head(env: Environment, params: EnvParams) -> AuxiliaryHead | None:
+    """The head of an economy's auxiliary outputs, or None where it has none.
+
+    Raises:
+        UserError: a lower bound that is not finite, or not below the upper one.
+    """
+    space = env.auxiliary(params) if isinstance(env, Economy) else None
+    if space is None:
+        return None
+    dtype = jnp.result_type(float)
+    low, high = (jnp.broadcast_to(jnp.asarray(bound, dtype), space.shape) for bound in (space.low, space.high))
+    high = jnp.where(high >= jnp.finfo(dtype).max, jnp.inf, high)
+    if not isinstance(low, jax.core.Tracer) and not bool(jnp.all(jnp.isfinite(low) & (low < high))):
+        raise UserError(f"{env.name}: auxiliary outputs need finite lower bounds below their upper ones")
+    return AuxiliaryHead(low, high)
 
 
 def make_head(env: Environment, params: EnvParams, initial_std: float | None = None) -> Head:

@@ -160,7 +160,7 @@ def test_the_residual_of_a_zero_network():
     agent = DEQN(widths=(4,), batch_size=8, stepper="sgd")
     state, rollout = gather(env, params, agent, 4, 4)
     zero = state.agent._replace(nets=jax.tree.map(jnp.zeros_like, state.agent.nets))
-    decide = policy_decision(zero.nets, zero.head, env, params)
+    decide = policy_decision(agent.policy(zero), env, params)
     assert float(decide(env.initial_state(jax.random.key(0), params)).action[0]) == 0.5
     # alpha beta / s - 1 in every state, whatever the shock: it drops out.
     expected = 2 * ALPHA * BETA - 1
@@ -197,8 +197,7 @@ def test_quadrature_and_all_in_one_agree_in_expectation():
 
     def loss_and_slope(agent, key):
         def loss(offset):
-            head = state.head
-            decide = policy_decision(state.nets, head, env, params)
+            decide = policy_decision(agent.policy(state), env, params)
             shifted = lambda s: Decision(decide(s).action + offset)  # noqa: E731
             return agent._terms(shifted, states, env, params, key).losses["loss/euler"]
 
@@ -221,17 +220,18 @@ def test_quadrature_and_all_in_one_agree_in_expectation():
 
 def test_the_transition_that_is_differentiated_is_steps():
     env, params = equimorph.make("StochasticAK-v0")
-    state = DEQN(widths=(4,)).init(jax.random.key(0), env, params)
+    agent = DEQN(widths=(4,))
+    state = agent.init(jax.random.key(0), env, params)
     here, law = env.initial_state(jax.random.key(5), params), env.shocks(params)
     keys = jax.random.split(jax.random.key(6), 3)
     shocks = jax.vmap(lambda key: law.sample(key, here))(keys)
 
     def own(nets):
-        decide = policy_decision(nets, state.head, env, params)
+        decide = policy_decision(agent.policy(state._replace(nets=nets)), env, params)
         return residuals(decide, here, shocks, jnp.full(3, 1 / 3), env, params)["euler"]
 
     def stepped(nets):
-        decide = policy_decision(nets, state.head, env, params)
+        decide = policy_decision(agent.policy(state._replace(nets=nets)), env, params)
         decision = decide(here)
 
         def inside(key):
@@ -316,9 +316,9 @@ def solve(env, params, iterations, **changes):
     """The saved shares in the states that a trained policy visits, before and after training; and those states."""
     agent = DEQN(**{"widths": (16, 16), "learning_rate": 1e-2, "batch_size": 64, **changes})
     state = create_train_state(env, params, agent, num_envs=64, num_iterations=iterations)
-    untrained = policy_decision(*jax.tree.map(jnp.array, (state.agent.nets, state.agent.head)), env, params)
+    untrained = policy_decision(agent.policy(jax.tree.map(jnp.array, state.agent)), env, params)
     state, _ = make_train_step(env, params, agent, num_envs=64, num_steps=4, iterations=iterations)(state)
-    decide = policy_decision(state.agent.nets, state.agent.head, env, params)
+    decide = policy_decision(agent.policy(state.agent), env, params)
     return [np.asarray(jax.vmap(d)(state.env_state).action)[:, 0] for d in (untrained, decide)], state.env_state
 
 
