@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from .envs.catalog import list_envs, register
     from .envs.checks import check_environment
     from .envs.registry import make
-    from .training.evaluate import evaluate
+    from .training.evaluation.scoring import evaluate
+    from .training.html_report import write_report
     from .training.run import load
     from .training.trainer import train, train_from_config
 
@@ -32,6 +33,7 @@ __all__ = [
     "train",
     "train_from_config",
     "training",
+    "write_report",
 ]
 
 __getattr__, __dir__ = lazy_attributes(
@@ -41,7 +43,7 @@ __getattr__, __dir__ = lazy_attributes(
         "agents": ".agents",
         "check_environment": ".envs.checks",
         "envs": ".envs",
-        "evaluate": ".training.evaluate",
+        "evaluate": ".training.evaluation.scoring",
         "list_envs": ".envs.catalog",
         "load": ".training.run",
         "make": ".envs.registry",
@@ -49,5 +51,6 @@ __getattr__, __dir__ = lazy_attributes(
         "train": ".training.trainer",
         "train_from_config": ".training.trainer",
         "training": ".training",
+        "write_report": ".training.html_report",
     },
 )

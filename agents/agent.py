@@ -157,6 +157,15 @@ def reward_learner_concept(env: Environment) -> str:
     return "planner" if env.num_agents == 1 else env.concept
 
 
+def check_followed(agent: Agent, env: Environment) -> None:
+    """Refuse a learner of rewards where agents are points of a distribution: nobody's later rewards are followed."""
+    if "distribution" in env.capabilities:
+        raise UserError(
+            f"{type(agent).__name__} learns from what each agent earns later, but agents of {env.name} are points of a "
+            "histogram that nobody stays on; use households='agents', or agent 'deqn'"
+        )
+
+
 def scalar(value: Any) -> Float[Array, ""]:
     """A hyperparameter as a strongly typed array leaf, so that changing it recompiles nothing."""
     if isinstance(value, (bool, str)) or value is None:

@@ -17,6 +17,8 @@ from jaxtyping import Array, Float, PyTree
 from ..envs import spaces
 from ..envs.economy import Decision, Economy
 from ..envs.environment import Environment, EnvParams, EnvState, add_agent_axis, drop_agent_axis
+from ..envs.quadrature import DEFAULT_ORDER
+from ..envs.shocks import ShockLaw
 from ..errors import UserError, unknown
 from .agent import Agent, Context, Policy, Rollout, View, check_applies, check_range, optional_scalar, scalar
 from .policies.actor import Actor, ActorPolicy, observation_size
@@ -50,8 +52,9 @@ class DEQN(Agent):
             draws, unbiased where conditions are affine in the expectation (elsewhere refused); "mc", plain Monte
             Carlo, whose squared residual is biased by its own variance and which is refused below 64 draws.
         rule: the law's integration rule; None takes its first ("gauss_hermite" for normal shocks, "exact" rows for a
-            chain).
-        order: nodes per dimension of a Gauss rule; 5 unless set.
+            chain). Normal shocks also have "monomial3", "monomial5" and "qmc".
+        order: nodes per dimension of "gauss_hermite", 5 unless set; points of "qmc", 256 unless set. Other rules take
+            none.
         draws: per group, for "all_in_one" (4 unless set) and "mc".
         batch_size: states in a gradient step; T x N must divide by it.
         epochs: passes over each rollout's states.
@@ -99,11 +102,6 @@ class DEQN(Agent):
         """Draws in a group."""
         return self.draws if self.draws is not None else {"all_in_one": 4, "mc": 1}.get(self.expectation, 0)
 
-    @property
-    def num_nodes(self) -> int:
-        """Nodes per dimension of a Gauss rule."""
-        return 5 if self.order is None else self.order
-
     def required(self) -> frozenset[str]:
         return frozenset({"conditions", "differentiable"})
 
@@ -126,8 +124,8 @@ class DEQN(Agent):
         law = env.shocks(params)
         if self.expectation == "quadrature":
             rule = self.rule or law.rules[0]
-            law.nodes(rule, self.num_nodes, env.initial_state(jax.random.key(0), params))
-            check_applies("order", self.order, rule != "exact", "with rule='exact', which takes every value")
+            self._nodes(law, env.initial_state(jax.random.key(0), params))
+            check_applies("order", self.order, law.takes_order(rule), f"with rule={rule!r}, whose nodes are fixed")
         if self.expectation == "all_in_one":
             self._check_affine(env, params)
 
@@ -213,11 +211,16 @@ class DEQN(Agent):
         size = jnp.mean(jnp.stack([jnp.mean(jnp.abs(g)) for g in first.values()]))
         return Terms(losses, first, {"policy/residual": size})
 
+    def _nodes(self, law: ShockLaw, state: EnvState) -> tuple[Array, Float[Array, " J"]]:
+        """Nodes and weights of the shock, by the configured rule."""
+        rule = self.rule or law.rules[0]
+        return law.nodes(rule, DEFAULT_ORDER.get(rule, 5) if self.order is None else self.order, state)
+
     def _residuals(self, decide, state: EnvState, env: Economy, params: EnvParams, key: Array | None):
         """The conditions at one state; the expectation by quadrature, or over `draws` samples when a key is given."""
         law = env.shocks(params)
         if key is None:
-            nodes, weights = law.nodes(self.rule or law.rules[0], self.num_nodes, state)
+            nodes, weights = self._nodes(law, state)
         else:
             nodes = law.draws(key, self.num_draws, state)
             weights = jnp.full((self.num_draws,), 1 / self.num_draws, jnp.result_type(float))

@@ -22,6 +22,7 @@ from .agent import (
     Rollout,
     View,
     check_applies,
+    check_followed,
     check_range,
     optional_scalar,
     reward_learner_concept,
@@ -161,6 +162,7 @@ class MAPPO(Agent):
         return reward_learner_concept(env)
 
     def check(self, env: Environment, params: EnvParams, num_steps: int, num_envs: int) -> None:
+        check_followed(self, env)
         make_head(env, params, self.initial_std)
         total = num_steps * num_envs
         if total % self.minibatches:

@@ -24,6 +24,7 @@ from .agent import (
     Rollout,
     View,
     check_applies,
+    check_followed,
     check_range,
     optional_scalar,
     reward_learner_concept,
@@ -112,6 +113,7 @@ class REINFORCE(Agent):
         return reward_learner_concept(env)
 
     def check(self, env: Environment, params: EnvParams, num_steps: int, num_envs: int) -> None:
+        check_followed(self, env)
         make_head(env, params, self.initial_std)
         if self.score == "events" and not isinstance(env.agent_action_space(params), spaces.Box):
             raise UserError(

@@ -118,10 +118,10 @@ def _residuals(env: Economy, state: EnvState, params: EnvParams) -> dict[str, Ar
     nodes, weights = law.nodes(law.rules[0], _order(law), state)
 
     def decide(state: EnvState) -> Decision:
-        action, box = env.centre(params), env.auxiliary(params)
-        if env.num_agents > 1:
-            action = jax.tree.map(lambda leaf: jnp.stack([leaf] * env.num_agents), action)
-        return Decision(action, None if box is None else jnp.clip(jnp.ones(box.shape), box.low, box.high))
+        box = env.auxiliary(params)
+        auxiliary = None if box is None else jnp.clip(jnp.ones(box.shape), box.low, box.high)
+        one = Decision(env.centre(params), auxiliary)
+        return one if env.num_agents == 1 else jax.tree.map(lambda leaf: jnp.stack([leaf] * env.num_agents), one)
 
     def terms(shock: Array) -> dict[str, Array]:
         decision, next_state = decide(state), env.transition(state, decide(state).action, shock, params)
@@ -135,9 +135,15 @@ def _order(law: Any) -> int:
     return 3 if getattr(law, "d", 1) <= 6 else 1
 
 
+def _distribution(probe: Probe) -> Iterator[str]:
+    if np.any(probe.records["successor"] >= 0):
+        yield "an agent has a successor; points of a distribution have none"
+
+
 BACKING: dict[str, Rule] = {
     "conditions": _conditions,
     "differentiable": _differentiable,
+    "distribution": _distribution,
     "economy": _economy,
     "events": _events,
     "score": _score,

@@ -190,3 +190,132 @@ _builtin(
     calibrations={"default": {}},
     summary="organ size control from above: one division rate for all cells, from their number; a single agent",
 )
+_builtin(
+    "RBCLabor-v0",
+    ".economies.rbc_labor:RBCLabor",
+    calibrations={
+        "default": {},
+        "volatile": {"sigma": 0.035},
+        "risk_averse": {"tau": 50.0, "sigma": 0.035},
+        "capped": {"labor_cap": "mean"},
+    },
+    summary="business cycles with saving and labour, the latter capped in a variant (Aruoba et al. 2006)",
+)
+_builtin(
+    "OLG-v0",
+    ".economies.olg:OLG",
+    calibrations={"default": {}, "atomistic": {"households": 16}},
+    summary="overlapping generations, log utility: known saved shares by age at any prices (Krueger and Kubler 2004)",
+)
+_builtin(
+    "Growth-v0",
+    ".economies.growth:Growth",
+    calibrations={
+        "default": {},
+        "g1": {"gamma": 1.0},
+        "g2": {},
+        "g5": {"gamma": 5.0},
+        "annual_log": {"normalised": False, "gamma": 1.0, "delta": 0.1, "rho": 0.9, "sigma": 0.04},
+    },
+    summary="stochastic growth, power utility, partial depreciation (Brock and Mirman 1972; calibrated as is usual)",
+)
+_builtin(
+    "BufferStock-v0",
+    ".economies.buffer_stock:BufferStock",
+    calibrations={
+        "default": {},
+        "hark": {},
+        "two_point": {
+            "transitory": "two_point",
+            "permanent_points": 1,
+            "beta": 0.95,
+            "interest": 1.02,
+            "growth": 1.0,
+            "sd_permanent": 0.0,
+            "sd_transitory": 0.5,
+            "unemployment": 0.0,
+        },
+        "deaton": {
+            "transitory": "normal",
+            "permanent_points": 1,
+            "beta": 1 / 1.1,
+            "interest": 1.05,
+            "growth": 1.0,
+            "sd_permanent": 0.0,
+            "unemployment": 0.0,
+        },
+        "carroll": {"unemployment": 0.005, "benefit": 0.0},
+    },
+    summary="saving with risky income and a borrowing limit that binds for the poor (Deaton 1991; Carroll 1997)",
+)
+_builtin(
+    "FishWar-v0",
+    ".economies.fish_war:FishWar",
+    calibrations={"default": {}, "five": {"num_players": 5}},
+    summary="players draw on one stock: Markov-perfect against cooperative, both known (Levhari and Mirman 1980)",
+)
+_builtin(
+    "LogitPricing-v0",
+    ".economies.logit_pricing:LogitPricing",
+    calibrations={
+        "default": {},
+        "grid": {"grid": 15},
+        "calvano": {"grid": 15, "memory": 1},
+    },
+    summary="firms set prices under logit demand, once or for ever: Nash, monopoly, collusion (Calvano et al. 2020)",
+)
+_builtin(
+    "Auction-v0",
+    ".economies.auction:auction",
+    calibrations={"default": {}, "double": {"format": "double"}},
+    summary="sealed bids under private values: first price (Vickrey 1961), double (Chatterjee and Samuelson 1983)",
+)
+_builtin(
+    "LinearTax-v0",
+    ".economies.linear_tax:LinearTax",
+    calibrations={"default": {}},
+    summary="a planner sets a linear income tax; workers answer by their formula (Sheshinski 1972)",
+)
+_builtin(
+    "Aiyagari-v0",
+    ".economies.aiyagari:Aiyagari",
+    calibrations={
+        "default": {},
+        "general": {"equilibrium": "general"},
+        "histogram": {"equilibrium": "general", "households": "histogram"},
+    },
+    summary="saving with risky wages, at given prices or in general equilibrium of many households (Aiyagari 1994)",
+)
+_builtin(
+    "KrusellSmith-v0",
+    ".economies.krusell_smith:KrusellSmith",
+    calibrations={"default": {}, "histogram": {"households": "histogram"}},
+    summary="unemployment risk in booms and slumps: wealth's distribution moves prices (Krusell and Smith 1998)",
+)
+_builtin(
+    "Irreversible-v0",
+    ".economies.irreversible:Irreversible",
+    calibrations={"default": {}, "unconstrained": {"phi": 0.0}},
+    summary="growth with a floor under investment that binds in a third of periods (Guerrieri and Iacoviello 2015)",
+)
+_builtin(
+    "IRBC-v0",
+    ".economies.irbc:IRBC",
+    calibrations={
+        "default": {},
+        "smooth": {},
+        "adjustment": {"delta": 0.01, "ka": 0.5, "ies_first": 0.25, "ies_last": 1.0},
+        "irreversible": {"delta": 0.01, "ka": 0.5, "ies_first": 0.25, "ies_last": 1.0, "irreversible": True},
+    },
+    summary="any number of countries, one planner: capital goes where it is productive (Juillard and Villemot 2011)",
+)
+_builtin(
+    "Cournot-v0",
+    ".economies.cournot:cournot",
+    calibrations={
+        "default": {},
+        "asymmetric": {"num_firms": 3, "c": [1.0, 2.0, 3.0]},
+        "adjustment": {"dynamics": "adjustment", "b": 2.0, "c": 0.0},
+    },
+    summary="firms choose quantities, once or with costs of adjustment: Nash, Markov-perfect and joint optimum known",
+)

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
@@ -17,7 +18,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from ..errors import unknown
 from . import spaces
 from .environment import Environment, EnvParams, EnvState, canonical_params
-from .pictures import draw_levels
+from .pictures import draw_state
 from .shocks import ShockLaw
 
 Residuals = dict[str, Array]
@@ -248,16 +249,23 @@ class Economy(Environment):
         return self.observation(next_state, params), next_state, reward, jnp.full((), self.one_shot), info
 
     def render(self, state: EnvState, params: EnvParams) -> np.ndarray:
-        """The state's quantities as bars, in percent away from the steady state where there is one; uint8[H, W, 3]."""
+        """The state in its phase plane, or as bars where it has one quantity; what agents hold as bars; uint8[H, W, 3].
+
+        Args:
+            state: one state, or a path, leaves `[T, ...]`: drawn as a line, the last state is the present.
+            params: the parameters.
+        """
         steady = self.steady_state(params)
-        return draw_levels(
-            f"{self.name}, t = {int(state.time)}",
-            _quantities(state),
+        path = np.ndim(state.time) == 1
+        return draw_state(
+            f"{self.name}, t = {int(np.ravel(state.time)[-1])}",
+            {name: value if path else value[None] for name, value in _quantities(state).items()},
             None if steady is None else _quantities(steady[0]),
         )
 
 
-def _quantities(state: EnvState) -> dict[str, Any]:
+def _quantities(state: EnvState) -> dict[str, np.ndarray]:
     """A state's named numbers, without the time."""
-    fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-    return {name: value for name, value in fields.items() if name != "time"}
+    leaves = {jax.tree_util.keystr(path).strip("."): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+    keys = {name for name, leaf in leaves.items() if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)}
+    return {name: np.asarray(leaf, float) for name, leaf in leaves.items() if name not in keys | {"time"}}

@@ -9,19 +9,17 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from ..errors import UserError, unknown
-
-MAX_NODES = 4096
+from . import quadrature
 
 
 class ShockLaw(eqx.Module):
     """A distribution that can be sampled and integrated against.
 
     `sample` and `nodes` see the state because a Markov chain's row depends on it. `rules` names the integration rules
-    that apply; asking for another one is an error that lists them.
+    that apply, the usual one first; asking for another one is an error that lists them.
     """
 
     rules: ClassVar[tuple[str, ...]]
@@ -36,23 +34,38 @@ class ShockLaw(eqx.Module):
 
     @abc.abstractmethod
     def nodes(self, rule: str, order: int, state: Any) -> tuple[Array, Float[Array, " J"]]:
-        """Nodes `[J, ...]` and weights `[J]`, summing to 1, for an expectation given `state`."""
+        """Nodes `[J, ...]` and weights `[J]`, summing to 1, for an expectation given `state`.
+
+        Args:
+            rule: one that `check_rule` accepts.
+            order: nodes a dimension of "gauss_hermite", points of "qmc"; rules for which `takes_order` is false do not
+                read it.
+            state: this period's.
+        """
 
     def check_rule(self, rule: str) -> None:
         """Raise `UserError` when `rule` is none of this law's."""
         if rule not in self.rules:
             raise unknown(f"integration rule for {type(self).__name__} shocks", rule, self.rules)
 
+    def takes_order(self, rule: str) -> bool:
+        """Whether the number of nodes of `rule` can be chosen."""
+        return rule not in quadrature.FIXED
+
+    def finest(self) -> tuple[str, int]:
+        """The rule and order for a report: the most accurate within the limit on nodes."""
+        return self.rules[0], quadrature.FINEST
+
 
 class Normal(ShockLaw):
     """`d` independent standard normal draws; an economy scales them itself.
 
-    Rule "gauss_hermite": the product rule with `order` nodes a dimension, exact for polynomials of degree
-    `2 order - 1` in each (Judd 1998, Numerical Methods in Economics, section 7.2 and 7.5).
+    Rules, from `quadrature`: "gauss_hermite", the product rule; "monomial3" and "monomial5", with 2d and 2d^2 + 1
+    nodes; "qmc", `order` quasi-random points.
     """
 
     d: int = eqx.field(static=True)
-    rules: ClassVar[tuple[str, ...]] = ("gauss_hermite",)
+    rules: ClassVar[tuple[str, ...]] = tuple(quadrature.RULES)
 
     def sample(self, key: Array, state: Any) -> Float[Array, " d"]:
         return jax.random.normal(key, (self.d,), jnp.result_type(float))
@@ -62,18 +75,38 @@ class Normal(ShockLaw):
 
     def nodes(self, rule: str, order: int, state: Any) -> tuple[Float[Array, "J d"], Float[Array, " J"]]:
         self.check_rule(rule)
-        if order < 1:
-            raise UserError(f"quadrature needs an order of at least 1, got {order}")
-        if order**self.d > MAX_NODES:
-            raise UserError(
-                f"gauss_hermite with order {order} in {self.d} dimensions needs {order**self.d} nodes, above the limit "
-                f"of {MAX_NODES}: lower the order, or use expectation='all_in_one'"
-            )
-        x, w = np.polynomial.hermite_e.hermegauss(order)
-        grid = np.stack(np.meshgrid(*[x] * self.d, indexing="ij"), axis=-1).reshape(-1, self.d)
-        weights = np.prod(np.stack(np.meshgrid(*[w] * self.d, indexing="ij"), axis=-1), axis=-1).reshape(-1)
-        dtype = jnp.result_type(float)
-        return jnp.asarray(grid, dtype), jnp.asarray(weights / weights.sum(), dtype)
+        nodes, weights = quadrature.normal_nodes(rule, self.d, order)
+        return jnp.asarray(nodes, jnp.result_type(float)), jnp.asarray(weights, jnp.result_type(float))
+
+    def finest(self) -> tuple[str, int]:
+        return quadrature.finest(self.d)
+
+
+class Lognormal(ShockLaw):
+    """`d` independent lognormal draws, `exp(mu + sigma eps)`; an entry with `sigma` 0 is the constant `exp(mu)`.
+
+    Attributes:
+        mu: `[d]`, means of the logs; -sigma^2 / 2 makes the mean 1.
+        sigma: `[d]`, standard deviations of the logs.
+    """
+
+    mu: Float[Array, " d"]
+    sigma: Float[Array, " d"]
+    rules: ClassVar[tuple[str, ...]] = Normal.rules
+
+    def sample(self, key: Array, state: Any) -> Float[Array, " d"]:
+        return jnp.exp(self.mu + self.sigma * self._normal().sample(key, state))
+
+    def nodes(self, rule: str, order: int, state: Any) -> tuple[Float[Array, "J d"], Float[Array, " J"]]:
+        self.check_rule(rule)
+        nodes, weights = self._normal().nodes(rule, order, state)
+        return jnp.exp(self.mu + self.sigma * nodes), weights
+
+    def finest(self) -> tuple[str, int]:
+        return self._normal().finest()
+
+    def _normal(self) -> Normal:
+        return Normal(self.mu.shape[0])
 
 
 class Discrete(ShockLaw):
@@ -114,6 +147,71 @@ class Chain(ShockLaw):
     def nodes(self, rule: str, order: int, state: Any) -> tuple[Array, Float[Array, " S"]]:
         self.check_rule(rule)
         return jnp.arange(self.transition.shape[0], dtype=jnp.int32), self.transition[self.index(state)]
+
+
+class Mixture(ShockLaw):
+    """One of several laws, chosen at random: a point mass and a lognormal, say.
+
+    Rule "components": each component by the first of its own rules, weighted by its probability. Any rule of a
+    component's works too: components without it take their first.
+
+    Attributes:
+        components: laws whose draws have one shape.
+        probabilities: `[M]`, summing to 1.
+    """
+
+    components: tuple[ShockLaw, ...]
+    probabilities: Float[Array, " M"]
+    rules: ClassVar[tuple[str, ...]] = ("components",)
+
+    def __check_init__(self):
+        if not self.components or jnp.shape(self.probabilities) != (len(self.components),):
+            raise UserError(
+                f"a Mixture of {len(self.components)} components needs one probability each, got probabilities of "
+                f"shape {jnp.shape(self.probabilities)}"
+            )
+
+    def sample(self, key: Array, state: Any) -> Array:
+        key_which, *keys = jax.random.split(key, 1 + len(self.components))
+        draws = [law.sample(k, state) for law, k in zip(self.components, keys, strict=True)]
+        self._check_shapes(draws)
+        return jnp.stack(draws)[_draw(key_which, self.probabilities)]
+
+    def nodes(self, rule: str, order: int, state: Any) -> tuple[Array, Float[Array, " J"]]:
+        self.check_rule(rule)
+        parts = [law.nodes(self._rule_of(law, rule), order, state) for law in self.components]
+        self._check_shapes([nodes[0] for nodes, _ in parts])
+        weights = [self.probabilities[i] * weights for i, (_, weights) in enumerate(parts)]
+        return jnp.concatenate([nodes for nodes, _ in parts]), jnp.concatenate(weights)
+
+    def check_rule(self, rule: str) -> None:
+        known = dict.fromkeys([*self.rules, *(name for law in self.components for name in law.rules)])
+        if rule not in known:
+            raise unknown("integration rule for Mixture shocks", rule, known)
+
+    def takes_order(self, rule: str) -> bool:
+        return any(law.takes_order(self._rule_of(law, rule)) for law in self.components)
+
+    def finest(self) -> tuple[str, int]:
+        """The first component's with an order or a choice of rules: all that have one are of one dimension."""
+        return next((law.finest() for law in self.components if law.finest()[0] != "exact"), super().finest())
+
+    def _rule_of(self, law: ShockLaw, rule: str) -> str:
+        try:
+            law.check_rule(rule)
+        except UserError:
+            return law.rules[0]
+        return rule
+
+    def _check_shapes(self, draws: list[Array]) -> None:
+        shapes = [jnp.shape(draw) for draw in draws]
+        if len(set(shapes)) > 1:
+            raise UserError(f"the components of a Mixture must draw shocks of one shape, they draw {shapes}")
+
+
+def no_shock() -> Discrete:
+    """The law of an economy without chance: one value, 0."""
+    return Discrete(jnp.zeros(1, jnp.result_type(float)), jnp.ones(1, jnp.result_type(float)))
 
 
 def _draw(key: Array, probabilities: Float[Array, " J"]) -> Array:

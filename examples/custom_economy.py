@@ -45,5 +45,6 @@ class Cake(economy.Economy):
 
 equimorph.register("Cake-v0", Cake)
 for agent in ("deqn", "mappo"):
-    scores = equimorph.evaluate(equimorph.train("Cake-v0", agent, iterations=200, learning_rate=3e-3))
+    scores = equimorph.evaluate(run := equimorph.train("Cake-v0", agent, iterations=200, learning_rate=3e-3))
     print(agent, "is off by", scores["policy_error"], "and was, untrained, by", scores["untrained"]["policy_error"])
+print("everything else there is to say about", agent, "stands in", equimorph.write_report(run, "cake.html", force=True))

@@ -39,8 +39,18 @@ def parser() -> argparse.ArgumentParser:
 
     evaluate = commands.add_parser("evaluate", help="score the policy of a run folder")
     evaluate.add_argument("dir", metavar="DIR", help="the run folder")
+    evaluate.add_argument("--full", action="store_true", help="also errors off the path, stability, moments, responses")
+    evaluate.add_argument("--report", metavar="FILE", help="write all of that as one page of HTML")
+    evaluate.add_argument("--force", action="store_true", help="replace the page if it is there")
+    evaluate.add_argument(
+        "--exploitability", metavar="HOW", help="known, or trained: train best responses where needed"
+    )
     _add_sets(evaluate)
     evaluate.set_defaults(run=_evaluate)
+
+    runs = commands.add_parser("compare", help="score several runs on the same shocks, in one table")
+    runs.add_argument("dirs", nargs="+", metavar="DIR", help="run folders of one environment")
+    runs.set_defaults(run=_compare_runs)
 
     compare = commands.add_parser("compare-libraries", help="our learners beside other libraries' PPO")
     compare.add_argument("--env", action="append", dest="envs", metavar="ENV", help="an environment; may be repeated")
@@ -82,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"equimorph {__version__}")
         elif args.command is None:
             raise UserError(
-                "a command is missing: train, evaluate, compare-libraries, list or info (see equimorph --help)"
+                "a command is missing: train, evaluate, compare, compare-libraries, list or info (see equimorph --help)"
             )
         else:
             sys.path.append("")  # where a user's own modules are found: ENV may be module:id
@@ -121,27 +131,60 @@ def _new_folder(name: str) -> Path:
 
 
 def _evaluate(args: argparse.Namespace) -> None:
-    _score(Path(args.dir), args.sets)
+    if args.force and args.report is None:
+        raise UserError("--force does not apply without --report: nothing else is replaced")
+    options: dict[str, Any] = {} if args.exploitability is None else {"exploitability": args.exploitability}
+    if args.full or args.report is not None:
+        options["full"] = True
+    if args.report is not None:
+        from .html_report import check_target
+
+        check_target(args.report, force=args.force)
+    run, evaluations = _score(Path(args.dir), args.sets, options)
+    if args.report is not None:
+        from .html_report import page, save_page
+
+        print(f"\nreport: {save_page(page(run, evaluations), args.report, force=args.force)}")
 
 
-def _score(path: Path, sets: Sequence[str]) -> None:
-    """Score every seed of a run and print the table; keep it in the folder unless settings were changed."""
-    from .evaluate import evaluate
-    from .report import evaluation_notes, evaluation_table
-    from .run import EVALUATION, RunFolder, load
+def _score(
+    path: Path, sets: Sequence[str], options: Mapping[str, Any] | None = None
+) -> tuple[Any, dict[str, Mapping[str, Any]]]:
+    """Score every seed of a run and print the table; keep it in the folder unless settings were changed.
 
+    The whole report is of the first seed. It has a file of its own, and leaves the scores that are there alone.
+    """
+    from .evaluation.scoring import evaluate
+    from .report import evaluation_notes, evaluation_table, verdict_line
+    from .run import EVALUATION, FULL, RunFolder, load
+
+    options = options or {}
     num_seeds = load(path).config.training.num_seeds
-    evaluations: dict[str, Mapping[str, Any]] = {}
+    runs, evaluations = [], {}
     for seed in range(num_seeds):
         run = load(path, seed=seed)
         name = "trained" if num_seeds == 1 else f"seed {run.config.training.seed + seed}"
-        evaluations[name] = evaluate(run.changed(sets) if sets else run)
+        runs.append(run.changed(sets) if sets else run)
+        evaluations[name] = evaluate(runs[-1], **(options if seed == 0 else {}))
     print(evaluation_table(evaluations))
     for note in evaluation_notes(evaluations):
         print(note)
+    if verdict := verdict_line(next(iter(evaluations.values()))):
+        print(verdict)
     if not sets:
         content = {"seeds": list(evaluations.values())} if num_seeds > 1 else evaluations["trained"]
-        RunFolder(path).write_json(EVALUATION, content)
+        RunFolder(path).write_json(FULL if options else EVALUATION, content)
+    return runs[0], evaluations
+
+
+def _compare_runs(args: argparse.Namespace) -> None:
+    from .compare_runs import compare_runs
+    from .report import evaluation_notes, evaluation_table
+
+    evaluations, notes = compare_runs(args.dirs)
+    print(evaluation_table(evaluations))
+    for note in [*notes, *evaluation_notes(evaluations)]:
+        print(note)
 
 
 def _compare(args: argparse.Namespace) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from ..agents.policies.heads import INITIAL_STD
 from ..errors import UserError, unknown
 from .config import Config, build, resolve
-from .evaluate import Evaluation, evaluate, evaluate_policies
+from .evaluation.scoring import Evaluation, evaluate, evaluate_policies
 from .loop import check_count
 from .peers import PEERS, Budget, Peer, PeerPolicy, peer_env
 from .report import align

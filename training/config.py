@@ -58,7 +58,7 @@ class AgentConfig(Section):
     """Which learner. Any further key is one of its hyperparameters, checked against its constructor.
 
     Attributes:
-        name: "mappo", "reinforce" or "deqn".
+        name: "mappo", "reinforce" or "deqn", or a classical solver ("closed_form", "log_linear", "chebyshev", ...).
     """
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
@@ -156,26 +156,45 @@ class Config(Section):
     out: str | None = None
 
 
-def agent_class(name: str) -> type:
-    """The learner of that name.
+def is_solver(name: str) -> bool:
+    """Whether an agent of that name is a classical solver; otherwise it is a learner.
 
     Raises:
-        UserError: there is none; the message names the nearest.
+        UserError: it is neither; the message names the nearest.
+    """
+    from ..agents.classical import SOLVERS
+
+    if name not in AGENTS and name not in SOLVERS:
+        raise unknown("agent", str(name), [*AGENTS, *SOLVERS])
+    return name in SOLVERS
+
+
+def make_agent(name: str, env: Any, params: Any, **hyperparameters: Any) -> Any:
+    """The agent of that name; a classical solver solves the environment here.
+
+    Raises:
+        UserError: there is none, or it refuses its hyperparameters or (a solver) the environment.
     """
     from .. import agents
 
-    if name not in AGENTS:
-        raise unknown("agent", str(name), AGENTS)
-    return getattr(agents, AGENTS[name])
+    if is_solver(name):
+        return agents.classical_agent(name, env, params, **hyperparameters)
+    return getattr(agents, AGENTS[name])(**hyperparameters)
 
 
 def hyperparameters(name: str) -> dict[str, Any]:
-    """A learner's hyperparameters and their annotations.
+    """An agent's hyperparameters and their annotations.
 
     Raises:
-        UserError: there is no learner of that name.
+        UserError: there is no agent of that name.
     """
-    learner = agent_class(name)
+    from .. import agents
+
+    if is_solver(name):
+        from ..agents.classical.agent import options_of
+
+        return options_of(name)
+    learner = getattr(agents, AGENTS[name])
     hints = typing.get_type_hints(learner)
     return {field.name: hints[field.name] for field in dataclasses.fields(learner) if field.init}
 
@@ -252,7 +271,7 @@ def build(config: Config) -> tuple[Any, Any, Any]:
             refuses its hyperparameters.
     """
     env, params = build_env(config.env)
-    return env, params, agent_class(config.agent.name)(**config.agent.hyperparameters)
+    return env, params, make_agent(config.agent.name, env, params, **config.agent.hyperparameters)
 
 
 def build_env(config: EnvConfig) -> tuple[Any, Any]:

@@ -22,8 +22,6 @@ def describe(env_id: str) -> str:
     env, params = registry.make(env_id)
     ours = not catalog.is_foreign(env_id)
     spec = catalog.spec(env_id) if ours else None
-    reference = env.reference(params)
-    known = "none" if reference is None else f"{reference.concept}, {_accuracy(reference.tolerance)}"
     lines = [
         f"{env_id}: {spec.summary}"
         if spec
@@ -34,12 +32,21 @@ def describe(env_id: str) -> str:
         f"action        {_space(env.action_space(params))}",
         f"concept       {env.concept}",
         f"capabilities  {', '.join(sorted(env.capabilities)) or 'none'}",
-        f"known answer  {known}",
+        f"known answer  {_known(env, params)}",
     ]
     if spec:
         lines.append(f"calibrations  {', '.join(spec.calibrations) or 'none'}")
         lines += _table("options (env.NAME)", [[name, repr(getattr(env, name))] for name in _options(spec, env)])
     return "\n".join(lines + _table("parameters (env.params.NAME)", _parameters(params)))
+
+
+def _known(env: Any, params: Any) -> str:
+    """The known answer; a solver is named, not run."""
+    reference = env.reference(params)
+    if reference is not None:
+        return f"{reference.concept}, {_accuracy(reference.tolerance)}"
+    solver = getattr(env, "solver", None)
+    return "none" if solver is None else f"{env.concept}, by the solver {solver!r}"
 
 
 def _accuracy(tolerance: float) -> str:

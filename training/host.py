@@ -290,7 +290,7 @@ def rollout(record: dict[str, PyTree], env: HostEnvironment, params: EnvParams) 
 def evaluate_on_host(
     env: HostEnvironment, params: EnvParams, policies: list[Policy], num_episodes: int, horizon: int | None, seed: int
 ) -> list[dict[str, Any]]:
-    """Scores of policies over whole episodes, all from the same seeds; measures as in `evaluate.evaluate_episodes`.
+    """Scores of policies over whole episodes, all from the same seeds; measures as in `episodes.evaluate_episodes`.
 
     Every environment plays a number of episodes that is known beforehand: counting the first to end would favour short
     ones.

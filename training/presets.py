@@ -58,11 +58,20 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
 }
 
 
+# A classical solver has its answer when it is made: one update puts it on, and nothing is learnt from experience.
+SOLVER_PRESET: Mapping[str, Any] = {
+    "rollout": {"num_envs": 1, "num_steps": 1},
+    "training": {"iterations": 1},
+}
+
+
 def preset(env_id: str, agent_name: str) -> Mapping[str, Any]:
     """The preset of a pair; empty where there is none.
 
     Args:
         env_id: an environment's id.
-        agent_name: a learner's name.
+        agent_name: a learner's or a solver's name.
     """
-    return PRESETS.get((env_id, agent_name), {})
+    from ..agents.classical import SOLVERS
+
+    return PRESETS.get((env_id, agent_name), SOLVER_PRESET if agent_name in SOLVERS else {})

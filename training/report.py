@@ -1,5 +1,6 @@
 """Evaluations as text: a row a policy, a column a measure."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,9 +12,11 @@ MEASURES = {
     "regret": "regret",
     "welfare_loss": "welfare loss",
     "policy_error": "policy error",
-    "euler.mean": "Euler mean",
-    "euler.p99": "Euler p99",
-    "euler.max": "Euler max",
+    "auxiliary_error": "auxiliary error",
+    "exploitability": "exploitability",
+    "euler.mean": "log10 Euler mean",
+    "euler.p99": "log10 Euler p99",
+    "euler.max": "log10 Euler max",
 }
 
 
@@ -33,6 +36,11 @@ def evaluation_table(evaluations: Mapping[str, Mapping[str, Any]]) -> str:
         deqn                 2
         deqn, untrained      1
     """
+    return align(evaluation_rows(evaluations))
+
+
+def evaluation_rows(evaluations: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """The cells of `evaluation_table`, its head first."""
     rows: dict[str, Mapping[str, Any]] = {}
     for name, evaluation in evaluations.items():
         rows[name] = evaluation
@@ -40,14 +48,15 @@ def evaluation_table(evaluations: Mapping[str, Mapping[str, Any]]) -> str:
             rows["untrained" if name == "trained" else f"{name}, untrained"] = evaluation["untrained"]
     present = [key for key in MEASURES if any(_look_up(row, key) is not None for row in rows.values())]
     body = [[name, *(_cell(row, key) for key in present)] for name, row in rows.items()]
-    return align([["", *(MEASURES[key] for key in present)], *body])
+    return [["", *(MEASURES[key] for key in present)], *body]
 
 
 def evaluation_notes(evaluations: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """What a reader of the table has to know: values that are not finite, paths that were not scored."""
     notes = []
     for name, evaluation in evaluations.items():
-        for row, values in ((name, evaluation), (f"{name}, untrained", evaluation.get("untrained") or {})):
+        untrained = "untrained" if name == "trained" else f"{name}, untrained"
+        for row, values in ((name, evaluation), (untrained, evaluation.get("untrained") or {})):
             discount, floored = values.get("effective_discount"), values.get("floored")
             if discount is not None and not discount < 1:
                 notes.append(
@@ -56,6 +65,46 @@ def evaluation_notes(evaluations: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 )
             if floored:
                 notes.append(f"{row}: {floored:.0%} of paths held up by the floor, or not finite; they are not scored")
+            notes += [f"{row}: {note}" for note in _doubts(values)]
+    return notes
+
+
+def verdict_line(evaluation: Mapping[str, Any]) -> str:
+    """Whether it is solved, or which tests a full evaluation did not pass; empty where it made none."""
+    verdict = evaluation.get("verdict")
+    if verdict is None:
+        return ""
+    if evaluation["solved"]:
+        return "solved: " + ", ".join(verdict) + " pass"
+    words = {True: "passes", False: "fails", None: "could not be told"}
+    return "not shown to be solved: " + ", ".join(f"{test} {words[passed]}" for test, passed in verdict.items())
+
+
+def _doubts(values: Mapping[str, Any]) -> list[str]:
+    """What a figure of one evaluation does not say by itself."""
+    notes = []
+    if values.get("states_not_finite"):
+        notes.append(f"{values['states_not_finite']:.2%} of visited states are not finite; errors leave them out")
+    places = {"visited states": "euler", "states of the box": "euler_box"}
+    places |= {f"states of {key.removeprefix('euler_').replace('_', ' ')}": key for key in values if "sphere" in key}
+    for place, key in places.items():
+        if (values.get(key) or {}).get("not_finite"):
+            notes.append(
+                f"Euler errors at {values[key]['not_finite']:.2%} of the {place} are not finite; quantiles are "
+                "of the others"
+            )
+    tolerance = (values.get("reference") or {}).get("tolerance")
+    error = values.get("policy_error")
+    if tolerance and error is not None and error <= tolerance:
+        notes.append(f"its policy error of {error:.2g} cannot be told from the reference's own, {tolerance:.2g}")
+    if values.get("best_response") == "trained":
+        notes.append("gains of deviating are of best responses that were trained: a lower bound")
+    contraction = (values.get("stability") or {}).get("contraction")
+    if contraction is not None and contraction > 1 - 1e-6:
+        notes.append(
+            f"paths under common shocks do not come together (factor {contraction:.6g} a period): moments of "
+            "levels depend on the start"
+        )
     return notes
 
 
@@ -81,5 +130,14 @@ def _cell(evaluation: Mapping[str, Any], key: str) -> str:
     value = _look_up(evaluation, key)
     if value is None:
         return "-"
+    if key.startswith("euler."):
+        return log10(value)
     error = evaluation.get(f"{key}_se", evaluation.get(f"{key}_sd"))
     return f"{float(value):.4g}" if error is None else f"{float(value):.4g} ± {float(error):.1g}"
+
+
+def log10(value: Any) -> str:
+    """A size by its decimal logarithm; "-inf" where it is 0, a dash where it is not a number."""
+    if value is None or math.isnan(value):
+        return "-"
+    return f"{math.log10(value):.2f}" if 0 < value < math.inf else f"{math.inf if value else -math.inf:g}"

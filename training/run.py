@@ -6,6 +6,7 @@ policy.eqx       the trained learner's state
 untrained.eqx    the same before training
 run.json         what produced it, and whether it finished
 evaluation.json  how it scored
+full.json        the whole report, where one was asked for
 """
 
 import dataclasses
@@ -30,12 +31,13 @@ from .metrics import plain
 from .settings import apply_overrides, load_config
 from .storage import fingerprint, load_tree, save_tree, structure, write_text
 
-CONFIG, INFO, TRAINED, UNTRAINED, EVALUATION = (
+CONFIG, INFO, TRAINED, UNTRAINED, EVALUATION, FULL = (
     "config.yaml",
     "run.json",
     "policy.eqx",
     "untrained.eqx",
     "evaluation.json",
+    "full.json",
 )
 PACKAGES = ("equimorph", "jax", "equinox", "optax", "distrax", "gymnax", "jax-morph")
 

@@ -106,6 +106,13 @@ def test_regret_is_the_same_in_every_state(factor, regret, loss):
         assert float(env.consumption_equivalent(value, best, params)) == pytest.approx(loss, rel=0.03)
 
 
+def test_regret_of_saving_five_percent_too_much(known):
+    env, params = make()
+    state = env.steady_state(params)[0]
+    value = constant_value(state, 1.05 * env.saved_share(params), params)
+    assert float(env.reference(params).value(state) - value) == known("brock_mirman.regret(s=1.05s*)")
+
+
 def test_value_of_uniformly_random_saving(known):
     env, params = make()
     at = env.steady_state(params)[0]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import equimorph
-from equimorph.envs.shocks import Chain, Discrete, Normal
+from equimorph.envs.shocks import Chain, Discrete, Lognormal, Mixture, Normal, no_shock
 from equimorph.errors import UserError
 
 MOMENTS = [1, 0, 1, 0, 3, 0, 15, 0, 105, 0, 945]
@@ -86,6 +86,73 @@ def test_a_rounded_row_never_draws_beyond_its_last_state():
     law = Chain(jnp.full((2, 2), 0.4), lambda state: state)  # sums to .8: a draw of .9 lies beyond
     draws = jax.vmap(lambda key: law.sample(key, jnp.int32(0)))(jax.random.split(jax.random.key(2), 500))
     assert int(draws.max()) == 1
+
+
+def income(chance=0.05, benefit=0.3, sigma=0.1):
+    """Unemployed with a fixed benefit, else a lognormal income of mean 1."""
+    work = Lognormal(jnp.full(1, -(sigma**2) / 2), jnp.full(1, sigma))
+    return Mixture((Discrete(jnp.full((1, 1), benefit), jnp.ones(1)), work), jnp.array([chance, 1 - chance]))
+
+
+def test_mixture_has_the_mean_and_variance_of_its_closed_form():
+    mean = 0.05 * 0.3 + 0.95
+    second = 0.05 * 0.3**2 + 0.95 * np.exp(0.1**2)
+    nodes, weights = income().nodes("components", 9, None)
+    assert nodes.shape == (10, 1)
+    assert float(weights @ nodes[:, 0]) == pytest.approx(mean, abs=1e-14)
+    assert float(weights @ nodes[:, 0] ** 2) == pytest.approx(second, abs=1e-14)
+    draws = np.asarray(income().draws(jax.random.key(5), 40_000, None))[:, 0]
+    assert np.mean(draws == 0.3) == pytest.approx(0.05, abs=0.004)
+    assert draws.mean() == pytest.approx(mean, abs=0.004)
+    assert draws.var() == pytest.approx(second - mean**2, rel=0.03)
+
+
+def test_mixture_takes_any_rule_of_a_component():
+    law = income()
+    assert [len(law.nodes(rule, 4, None)[1]) for rule in ("components", "monomial5", "qmc", "exact")] == [5, 4, 5, 5]
+    assert [law.takes_order(rule) for rule in ("components", "monomial5", "qmc")] == [True, False, True]
+    assert law.finest() == ("gauss_hermite", 11)
+    assert len(law.nodes(*law.finest(), None)[1]) == 12
+    with pytest.raises(
+        UserError, match=r"integration rule for Mixture shocks 'gaus_hermite'\. Did you mean 'gauss_hermite'"
+    ):
+        law.nodes("gaus_hermite", 5, None)
+
+
+def test_mixture_of_chains_follows_the_state():
+    rows = jnp.array([[0.9, 0.1], [0.3, 0.7]])
+    law = Mixture((Chain(rows, lambda state: state), Chain(rows[::-1], lambda state: state)), jnp.array([0.25, 0.75]))
+    nodes, weights = law.nodes("exact", 1, jnp.int32(1))
+    assert float(weights @ nodes) == pytest.approx(0.25 * 0.7 + 0.75 * 0.1)
+    draws = law.draws(jax.random.key(6), 20_000, jnp.int32(1))
+    assert float(draws.mean()) == pytest.approx(0.25, abs=0.01)
+
+
+def test_components_must_fit_together():
+    with pytest.raises(UserError, match="one probability each"):
+        Mixture((Normal(1), Normal(1)), jnp.ones(1))
+    law = Mixture((Normal(1), Normal(2)), jnp.ones(2) / 2)
+    for call in (lambda: law.sample(jax.random.key(0), None), lambda: law.nodes("components", 3, None)):
+        with pytest.raises(UserError, match=r"shocks of one shape, they draw \[\(1,\), \(2,\)\]"):
+            call()
+
+
+def test_lognormal_entries_are_independent_and_constant_where_sigma_is_zero():
+    law = Lognormal(jnp.array([-0.02, jnp.log(0.3)]), jnp.array([0.2, 0.0]))
+    nodes, weights = law.nodes("gauss_hermite", 9, None)
+    np.testing.assert_allclose(weights @ nodes, [1.0, 0.3], rtol=1e-12)
+    np.testing.assert_allclose(nodes[:, 1], 0.3)
+    draws = law.draws(jax.random.key(7), 20_000, None)
+    np.testing.assert_allclose(draws.mean(0), [1.0, 0.3], rtol=0.005)
+    assert float(jnp.log(draws[:, 0]).std()) == pytest.approx(0.2, rel=0.02)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_laws_have_the_precision_that_was_asked_for(wide):
+    with jax.enable_x64(wide):
+        for law in (Normal(2), income(), no_shock()):
+            nodes, weights = law.nodes(law.rules[0], 3, None)
+            assert {nodes.dtype, weights.dtype, law.sample(jax.random.key(0), None).dtype} == {jnp.result_type(float)}
 
 
 def test_chain_steps_compile_once_for_all_rows():

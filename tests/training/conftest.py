@@ -1,4 +1,4 @@
-"""A learner that never learns, and finished run folders of it."""
+"""A learner that never learns, finished run folders of it, and a policy that does the same everywhere."""
 
 import equinox as eqx
 import jax
@@ -8,6 +8,8 @@ import pytest
 import equimorph
 import equimorph.agents
 import equimorph.training.presets
+from equimorph.agents.agent import Policy
+from equimorph.training.evaluation.economies import evaluate_economy
 
 
 class Linear(eqx.Module):
@@ -18,6 +20,15 @@ class Linear(eqx.Module):
     def __call__(self, view, key=None):
         legal = 0.0 if view.action_mask is None else view.action_mask.sum()
         return view.observation @ self.weight + view.agent_mask.sum() + legal
+
+
+class Constant(Policy):
+    """The same action in every state, for every agent."""
+
+    share: jax.Array
+
+    def __call__(self, view, key=None):
+        return jnp.broadcast_to(self.share, (view.agent_mask.shape[0], 1))
 
 
 class Learner(eqx.Module):
@@ -76,3 +87,22 @@ def written(write_run):
         return write_run(resolve("BrockMirman-v0", "mappo", sets=sets), path)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def constant():
+    """A function from a number to the policy that plays it, in float64."""
+
+    def make(share):
+        with jax.enable_x64(True):
+            return Constant(jnp.asarray(share, jnp.float64))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def brock_mirman(constant):
+    """One percent above the known answer: the economy, its parameters and the whole report."""
+    with jax.enable_x64(True):
+        env, params = equimorph.make("BrockMirman-v0")
+        return env, params, evaluate_economy(env, params, [constant(1.01 * 0.3456)], 64, None, 0, full=True)[0]

@@ -27,7 +27,7 @@ def runs(monkeypatch, tmp_path, write_run):
         state = {"score": float(run.state["weight"][0, 0]), "return": float(run.params.beta), "regret": float("nan")}
         return {**state, "untrained": {"score": float(run.untrained_state["weight"][0, 0])}}
 
-    for name, function in [("trainer", train_from_config), ("evaluate", evaluate)]:
+    for name, function in [("trainer", train_from_config), ("evaluation.scoring", evaluate)]:
         module = types.ModuleType(name)
         setattr(module, function.__name__, function)
         monkeypatch.setitem(sys.modules, f"equimorph.training.{name}", module)
@@ -122,7 +122,7 @@ def test_evaluate_scores_again_and_changes_only_what_it_is_told(runs, tmp_path, 
         ("train BrockMirman-v0 --agent mappo --itrations 3", "unrecognized arguments: --itrations 3"),
         ("evaluate nowhere", "there is no run folder 'nowhere'"),
         ("info BrockMirmn-v0", "unknown environment 'BrockMirmn-v0'. Did you mean 'BrockMirman-v0'?"),
-        ("", "a command is missing: train, evaluate, compare-libraries, list or info (see equimorph --help)"),
+        ("", "a command is missing: train, evaluate, compare, compare-libraries, list or info (see equimorph --help)"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(runs, capsys, argv, message):
@@ -190,8 +190,8 @@ def test_table_shows_what_is_there_and_nothing_else():
         "euler": {"mean": 1e-3, "max": 0.01},
     }
     lines = evaluation_table({"deqn": {**trained, "untrained": {"score": -2.0}}}).splitlines()
-    assert lines[0].split() == ["score", "welfare", "loss", "Euler", "mean", "Euler", "max"]
-    assert lines[1].split() == ["deqn", "1", "0.01235", "±", "0.0002", "0.001", "0.01"]
+    assert lines[0].split() == ["score", "welfare", "loss", "log10", "Euler", "mean", "log10", "Euler", "max"]
+    assert lines[1].split() == ["deqn", "1", "0.01235", "±", "0.0002", "-3.00", "-2.00"]
     assert lines[2].split() == ["deqn,", "untrained", "-2", "-", "-", "-"]
     assert len({len(line) for line in lines}) == 1
 

@@ -14,7 +14,10 @@ from equimorph.envs.economies import stochastic_ak
 from equimorph.envs.economies.brock_mirman import BrockMirman
 from equimorph.envs.environment import Reference
 from equimorph.errors import UserError
-from equimorph.training.evaluate import check_concept, evaluate, evaluate_economy, evaluate_episodes, quantiles
+from equimorph.training.evaluation.economies import evaluate_economy
+from equimorph.training.evaluation.episodes import evaluate_episodes
+from equimorph.training.evaluation.errors import quantiles
+from equimorph.training.evaluation.scoring import check_concept, evaluate
 from equimorph.training.report import evaluation_notes
 
 
@@ -144,7 +147,7 @@ def test_economy_without_a_reference_reports_what_is_defined():
             return None
 
     report = score("BrockMirman-v0", 0.3456, env=Unknown())[0]
-    assert set(report) == {"effective_discount", "floored", "return", "euler"}
+    assert set(report) == {"effective_discount", "floored", "return", "euler", "euler_conditions", "residuals"}
     # Nothing is added for what comes after the horizon: (1 - beta^T) of the known value, up to where paths start.
     assert report["return"] == pytest.approx(-25.54, abs=0.3)
 

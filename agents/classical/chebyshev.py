@@ -1,0 +1,296 @@
+"""Collocation with Chebyshev polynomials: the conditions hold at the nodes, and between them to a stated tolerance.
+
+Judd (1992), "Projection methods for solving aggregate growth models", JET 58. Unbounded decisions (logits of actions)
+are polynomials of the states' coordinates (logs); their coefficients solve the conditions by Newton's method.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ...envs.economy import Economy
+from ...envs.environment import EnvParams, Reference
+from ...envs.shocks import Normal
+from ...errors import UserError
+from ..deqn import residuals
+from .coordinates import DecisionCoordinates, Rule, StateCoordinates, own_solver
+from .log_linear import LinearRule, linear_rule, stacked_conditions
+from .polynomials import Polynomial, basis, basis_table, chebyshev_nodes, exponents_of
+
+DEGREES = {1: 14, 2: 10, 3: 6, 4: 4}
+ORDERS = {1: 11, 2: 7, 3: 5}
+MOST_STEPS = 40
+CONVERGED = 1e-12
+STALLED = 1e-6
+ROUNDING = 1e-12
+SPREADS = 3.0
+BOXES = 6
+PATHS, PERIODS, FORGOTTEN = 64, 600, 300
+
+
+class Problem(NamedTuple):
+    """What a residual at a node needs, static.
+
+    Attributes:
+        env: the economy.
+        exponents: of the basis, K tuples.
+        order: nodes of the shock per dimension.
+    """
+
+    env: Economy
+    exponents: tuple[tuple[int, ...], ...]
+    order: int | None
+
+
+class Setting(eqx.Module):
+    """What a residual at a node needs, arrays.
+
+    Attributes:
+        params: of the economy.
+        states, decisions: coordinates.
+        centre, half: `[n]`, the box.
+    """
+
+    params: EnvParams
+    states: StateCoordinates
+    decisions: DecisionCoordinates
+    centre: np.ndarray
+    half: np.ndarray
+
+
+class Value(eqx.Module):
+    """The reference's value: a polynomial of the state's coordinates; scalar, or `[A]` with several agents."""
+
+    function: Polynomial
+    states: StateCoordinates
+    scalar: bool = eqx.field(static=True)
+
+    def __call__(self, state: Any) -> Float[Array, "..."]:
+        value = self.function(self.states(state))
+        return value[0] if self.scalar else value
+
+
+def chebyshev(
+    env: Economy,
+    params: EnvParams,
+    *,
+    degree: int | tuple[int, ...] | None = None,
+    complete: bool | None = None,
+    width: float = 5.0,
+    order: int | None = None,
+) -> Reference:
+    """Solve an economy with one to four continuous states by collocation.
+
+    The box is `width` long-run standard deviations of the log-linear rule to either side of the steady state, and is
+    moved to what the solution itself visits where that lies elsewhere. Within 3 of them the policy is wrong by at most
+    `tolerance`: the largest residual off the nodes, times the norm of the residuals' inverse derivative.
+
+    Args:
+        env, params: the economy, with concrete parameters.
+        degree: of the polynomials in every state, or one a state; by default 14 for one state, 10 for two, 6 for three
+            and 4 for four.
+        complete: of all products only those up to the total degree; by default with three states or more. There are
+            then more nodes than coefficients, and the squared residuals are minimised.
+        width: of the box.
+        order: nodes of the shock a dimension; by default 11 for one shock, 7 for two, 5 for three, else the law's
+            finest.
+
+    Raises:
+        UserError: the log-linear rule, from which it starts, does not exist; there are more than four states; or
+            Newton's method does not converge.
+    """
+    rule = linear_rule(env, params)
+    problem, degrees = _problem(env, rule, degree, complete, order)
+    if not width > 0:
+        raise UserError(f"width = {width:g} must be above 0")
+    centre, spreads = rule.centre, rule.spreads
+    function: Any = rule.function
+    for _ in range(BOXES):
+        setting = Setting(params, rule.states, rule.decisions, centre, width * spreads)
+        function, derivative = _solve(problem, setting, rule, degrees, function)
+        mean, sd = (np.asarray(each) for each in _visited(problem.env, function, setting))
+        moved = np.abs(mean - centre) > 0.5 * sd
+        if not np.any(moved | (sd > 1.3 * spreads) | (sd < 0.6 * spreads)):
+            break
+        centre, spreads = mean, sd
+    tolerance = _tolerance(problem, setting, function, derivative, SPREADS / width)
+    policy = Rule(function, rule.states, rule.decisions, "action")
+    auxiliary = None if rule.decision.auxiliary is None else policy.other("auxiliary")
+    value = _value(problem, setting, function, chebyshev_nodes(degrees))
+    return Reference(policy, value, env.concept, tolerance, auxiliary)
+
+
+def _problem(env: Economy, rule: LinearRule, degree, complete, order) -> tuple[Problem, tuple[int, ...]]:
+    """The basis, checked."""
+    n = rule.states.size
+    if n not in DEGREES:
+        raise UserError(
+            f"{env.name} has {n} states, and collocation takes 1 to {max(DEGREES)}; use 'log_linear' or "
+            f"{own_solver(env)}"
+        )
+    chosen = DEGREES[n] if degree is None else degree
+    degrees = tuple(chosen) if isinstance(chosen, tuple | list) else (chosen,) * n
+    if len(degrees) != n or any(each < 1 for each in degrees):
+        raise UserError(f"degree = {degree} must be a whole number of at least 1, or {n} of them, one a state")
+    return Problem(env, exponents_of(degrees, n > 2 if complete is None else complete), order), degrees
+
+
+def shock_nodes(env: Economy, params: EnvParams, order: int | None, state) -> tuple[Array, Float[Array, " J"]]:
+    """Nodes and weights of next period's shock: `order` a dimension, or as many as a smooth integrand needs."""
+    law = env.shocks(params)
+    if isinstance(law, Normal) and (order is not None or law.d in ORDERS):
+        return law.nodes("gauss_hermite", ORDERS[law.d] if order is None else order, state)
+    rule, finest = law.finest()
+    return law.nodes(rule, finest if order is None else order, state)
+
+
+def _decide(function, setting: Setting):
+    return lambda state: setting.decisions.decision(function(setting.states(state)))
+
+
+@functools.partial(jax.jit, static_argnames="problem")
+def _system(coefficients, slopes, points, setting: Setting, *, problem: Problem):
+    """Residuals `[P, q]` at points `[P, n]` of the unit box, and their derivatives `[P, q, K, m]`."""
+
+    def at(coefficients, point):
+        function = Polynomial(setting.centre, setting.half, coefficients, slopes, problem.exponents, float("inf"))
+        state = setting.states.state(setting.centre + setting.half * point)
+        nodes, weights = shock_nodes(problem.env, setting.params, problem.order, state)
+        found = residuals(_decide(function, setting), state, nodes, weights, problem.env, setting.params)
+        residual = stacked_conditions(found)
+        return residual, residual
+
+    derivative, residual = jax.vmap(jax.jacrev(at, has_aux=True), (None, 0))(coefficients, points)
+    return residual, derivative
+
+
+def _solve(problem: Problem, setting: Setting, rule: LinearRule, degrees, start) -> tuple[Polynomial, np.ndarray]:
+    """Newton's method on the coefficients, each step halved until the residuals fall.
+
+    Returns:
+        The solution, and the derivative of the residuals by the coefficients, `[P q, K m]`.
+    """
+    points = chebyshev_nodes(degrees)
+    values = _everywhere(start, setting.centre + setting.half * points)
+    table = basis_table(points, problem.exponents)
+    coefficients = np.linalg.lstsq(table, np.asarray(values), rcond=None)[0]
+    slopes = rule.function.slopes
+
+    def system(c):
+        residual, derivative = _system(c, slopes, points, setting, problem=problem)
+        return np.asarray(residual).ravel(), np.asarray(derivative).reshape(residual.size, -1)
+
+    residual, derivative = system(coefficients)
+    for _ in range(MOST_STEPS):
+        if not (np.all(np.isfinite(residual)) and np.all(np.isfinite(derivative))):
+            break
+        step = np.linalg.lstsq(derivative, -residual, rcond=None)[0].reshape(coefficients.shape)
+        size, share = np.abs(step).max(), 1.0
+        while True:
+            trial = coefficients + share * step
+            found, slope = system(trial)
+            if np.linalg.norm(found) < np.linalg.norm(residual) or share < 1e-3:
+                break
+            share /= 2
+        better = np.linalg.norm(found) < np.linalg.norm(residual)
+        if better:
+            coefficients, residual, derivative = trial, found, slope
+        if size < CONVERGED or (not better and size < STALLED):
+            return (
+                Polynomial(setting.centre, setting.half, coefficients, slopes, problem.exponents),
+                derivative,
+            )
+        if not better:
+            break
+    size = np.abs(residual).max()
+    raise UserError(
+        f"{problem.env.name}: collocation of degree {'x'.join(map(str, degrees))} does not converge (largest residual "
+        f"{size:.2g}); try a lower degree or width"
+    )
+
+
+@functools.partial(jax.jit, static_argnames="env")
+def _visited(env: Economy, function, setting: Setting):
+    """Mean and standard deviation of the coordinates along simulated paths, `[n]` each."""
+    decide, law = _decide(function, setting), env.shocks(setting.params)
+
+    def step(x, keys):
+        def one(x, key):
+            state = setting.states.state(x)
+            shock = law.sample(key, state)
+            return setting.states(env.transition(state, decide(state).action, shock, setting.params))
+
+        after = jax.vmap(one)(x, keys)
+        return after, after
+
+    keys = jax.random.split(jax.random.key(0), (PERIODS, PATHS))
+    start = jnp.broadcast_to(setting.centre, (PATHS, setting.states.size))
+    visited = jax.lax.scan(step, start, keys)[1][FORGOTTEN:].reshape(-1, setting.states.size)
+    return visited.mean(axis=0), visited.std(axis=0)
+
+
+def _tolerance(problem: Problem, setting: Setting, function: Polynomial, derivative: np.ndarray, reach: float) -> float:
+    """A bound, to first order, on the decisions' error within `reach` of the box; in their own units."""
+    m = setting.decisions.size
+    count = derivative.shape[0] // m
+    points = np.random.default_rng(0).uniform(-min(reach, 1.0), min(reach, 1.0), (count, len(setting.centre)))
+    residual, _ = _system(function.coefficients, function.slopes, points, setting, problem=problem)
+    table = basis_table(points, problem.exponents)
+    inverse = np.linalg.pinv(derivative).reshape(len(problem.exponents), m, -1)
+    answer = np.abs(np.einsum("pk,kmr->pmr", table, inverse)).sum(axis=-1)
+    unbounded = _everywhere(function, setting.centre + setting.half * points)
+    slopes = np.asarray(_everywhere(setting.decisions.slopes, unbounded))
+    return max(ROUNDING, float((answer * np.abs(slopes)).max() * np.abs(np.asarray(residual)).max()))
+
+
+@eqx.filter_jit
+def _everywhere(function, points: Float[Array, "P n"] | np.ndarray) -> Float[Array, "P m"]:
+    return jax.vmap(function)(points)
+
+
+@functools.partial(jax.jit, static_argnames="problem")
+def _bellman(function, points, setting: Setting, *, problem: Problem):
+    """Utility `[P, V]`, and discounted expected basis functions `[P, V, K]`, under a policy."""
+    env, params = problem.env, setting.params
+    decide = _decide(function, setting)
+
+    def at(point):
+        state = setting.states.state(setting.centre + setting.half * point)
+        action = decide(state).action
+        utility = jnp.atleast_1d(env.reward(state, action, params))
+        nodes, weights = shock_nodes(env, params, problem.order, state)
+
+        def one(shock):
+            following = env.transition(state, action, shock, params)
+            place = (setting.states(following) - setting.centre) / setting.half
+            discount = jnp.broadcast_to(env.step_discount(state, following, params), utility.shape)
+            return discount[:, None] * basis(place, problem.exponents)
+
+        return utility, jnp.tensordot(weights, jax.vmap(one)(nodes), 1)
+
+    return jax.vmap(at)(points)
+
+
+def _value(problem: Problem, setting: Setting, function: Polynomial, points: np.ndarray) -> Value | None:
+    """V = u + E[discount V'] at the nodes; None where agents move between slots, or it is played once."""
+    env, params = problem.env, setting.params
+    state = setting.states.state(jnp.asarray(setting.centre))
+    slots = np.arange(env.num_agents)
+    if env.one_shot or np.any(np.asarray(env.successor(state, state, params)) != slots):
+        return None
+    utility, expected = (np.asarray(each) for each in _bellman(function, points, setting, problem=problem))
+    table = basis_table(points, problem.exponents)
+    columns = [np.linalg.lstsq(table - expected[:, v], utility[:, v], rcond=None)[0] for v in range(utility.shape[1])]
+    coefficients = np.stack(columns, axis=1)
+    flat = np.zeros((coefficients.shape[1], len(setting.centre)))
+    polynomial = Polynomial(setting.centre, setting.half, coefficients, flat, problem.exponents)
+    slopes = np.asarray(jax.jit(jax.jacfwd(polynomial))(setting.centre))
+    polynomial = Polynomial(setting.centre, setting.half, coefficients, slopes, problem.exponents)
+    return Value(polynomial, setting.states, env.num_agents == 1)
