@@ -76,7 +76,7 @@ def _choices(space: gymnasium.spaces.MultiDiscrete, action: Any, what: str) -> n
     if array.dtype.kind not in "iu":
         raise UserError(f"{what} must be whole numbers, got type {array.dtype}; use action.astype(int)")
     # Read without a sign, a negative number is too large as well.
-    outside = array.astype(np.int64).view(np.uint64) >= space.nvec.astype(np.uint64)
+    outside = array.astype(np.int64, copy=False).view(np.uint64) >= space.nvec.astype(np.uint64)
     if np.count_nonzero(outside):
         where, at = _first(outside)
         raise UserError(f"{what}{at} must be one of 0 to {space.nvec[where] - 1}, got {array[where]}")

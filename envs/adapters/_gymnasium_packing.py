@@ -16,6 +16,25 @@ from ...errors import UserError
 _FUSED = 256
 
 
+def join(parts: list[UInt32[Array, " part"]]) -> UInt32[Array, " words"]:
+    """One behind the other, inside a compiled function."""
+    size = sum(part.size for part in parts)
+    if not parts:
+        return jnp.zeros(0, jnp.uint32)
+    if size <= _FUSED:
+        return jnp.concatenate(parts)
+    if jax.default_backend() != "cpu":
+        # Fused with what computes them, every word would first look for the part that it belongs to.
+        return jnp.concatenate(jax.lax.optimization_barrier(parts))
+    # XLA hands independent work to other threads on the CPU, and for arrays of this size that costs more than the work
+    # does. Updates, each in place of the one before, have an order.
+    words, start = jnp.zeros(size, jnp.uint32), 0
+    for part in parts:
+        words = jax.lax.dynamic_update_slice(words, part, (start,))
+        start += part.size
+    return words
+
+
 class _Place(NamedTuple):
     """Where a leaf lies among the words, and what it is."""
 
@@ -53,26 +72,25 @@ class Packing:
         self.num_words = start
         self._order = list(places)
         self._places = [places[index] for index in range(len(leaves))]
+        self._views = [(4 * place.start, place.shape, place.dtype) for place in self._places]
 
     def pack(self, tree: PyTree) -> UInt32[Array, " words"]:
-        """The words of `tree`.
+        """The words of `tree`, inside a compiled function.
 
         Raises:
             UserError: its structure, shapes or types are not those of the constructor's tree.
         """
+        return join(self.parts(tree))
+
+    def parts(self, tree: PyTree) -> list[UInt32[Array, " part"]]:
+        """What `pack` joins."""
         leaves, treedef = jax.tree.flatten(tree)
         if treedef != self.treedef:
             raise UserError(f"expected the structure {self.treedef}, got {treedef}")
         for leaf, (shape, dtype) in zip(leaves, self.types, strict=True):
             if (leaf.shape, leaf.dtype) != (shape, dtype):
                 raise UserError(f"expected an array {dtype}{list(shape)}, got {leaf.dtype}{list(leaf.shape)}")
-        parts = [_to_words(_bits(leaves[index])) for index in self._order]
-        if not parts:
-            return jnp.zeros(0, jnp.uint32)
-        if self.num_words > _FUSED:
-            # Fused with what computes them, every word would first look for the part that it belongs to.
-            parts = jax.lax.optimization_barrier(parts)
-        return jnp.concatenate(parts)
+        return [_to_words(_bits(leaves[index])) for index in self._order]
 
     def unpack(self, words: UInt32[Array, " words"]) -> PyTree:
         """The tree whose words these are, inside a compiled function."""
@@ -92,15 +110,19 @@ class Packing:
             scalars: arrays without axes become Python numbers.
         """
         leaves = []
-        for start, stop, shape, dtype, _ in self._places:
-            leaf = words[start:stop].view(dtype)
-            if scalars and not shape:
-                leaves.append(leaf.item(0))
-                continue
-            if dtype.itemsize < 4:
-                leaf = leaf[: math.prod(shape)]  # without what fills the last word
-            leaves.append(leaf if leaf.shape == shape else leaf.reshape(shape))
+        for offset, shape, dtype in self._views:
+            leaf = np.ndarray(shape, dtype, words, offset)
+            leaves.append(leaf if shape or not scalars else leaf.item())
         return self.treedef.unflatten(leaves)
+
+    def write(self, tree: PyTree) -> np.ndarray:
+        """The words of `tree` as `pack` makes them, on the host. Other types than the constructor's are converted."""
+        words = np.zeros(self.num_words, np.uint32)
+        leaves = self.treedef.flatten_up_to(tree)
+        for (offset, shape, dtype), place, leaf in zip(self._views, self._places, leaves, strict=True):
+            bits = leaf if place.key_type is None else jax.random.key_data(leaf)
+            np.ndarray(shape, dtype, words, offset)[...] = bits
+        return words
 
 
 def _bits(leaf: Array) -> Array:

@@ -15,13 +15,13 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Key, PyTree, UInt32
+from jaxtyping import Array, Bool, Float, Int32, Key, PyTree, UInt32
 
 from ...errors import UserError
 from .. import spaces
 from ..environment import Environment, EnvParams, EnvState, drop_agent_axis
 from ._gymnasium_actions import empty_action
-from ._gymnasium_packing import Packing
+from ._gymnasium_packing import Packing, join
 from ._typed import strong
 
 
@@ -131,99 +131,148 @@ def _has_box(space: spaces.Space) -> bool:
     return isinstance(space, spaces.Box) or any(map(_has_box, inner))
 
 
-class Program:
-    """The functions of one environment, and how their results are packed. Get it from `program`.
+class _Memory:
+    """What is kept between two calls, `memory`, uint32 words: the carry, and after it what was shown last.
+
+    A call costs by the array that goes in or comes out, so each takes and returns one, and the parameters are one, too.
+
+    Args:
+        env: the environment.
+        params: the types of its parameters.
+        carry: those of a carry.
+        shown: those of a `Transition`.
+    """
+
+    def __init__(self, env: Environment, params: PyTree, carry: Carry, shown: Transition):
+        self.env = env
+        self.parameters, self._carry, self._shown = Packing(params), Packing(carry), Packing(shown)
+        self.state = jax.jit(lambda memory: self.unpack(memory)[0].state)
+
+    def empty(self) -> np.ndarray:
+        """A memory before the first stream."""
+        return np.zeros(self._carry.num_words + self._shown.num_words, np.uint32)
+
+    def look(self, memory: Any, *, scalars: bool = False) -> Any:
+        """What was shown last, a `Transition` on the host, the caller's own; `scalars` as `Packing.read` has it."""
+        return self._shown.read(np.asarray(memory)[self._carry.num_words :].copy(), scalars=scalars)
+
+    def unpack(self, memory: UInt32[Array, " words"]) -> tuple[Carry, Transition]:
+        """Both halves, inside a compiled function."""
+        split = self._carry.num_words
+        return self._carry.unpack(memory[:split]), self._shown.unpack(memory[split:])
+
+    def pack(self, carry: Carry, shown: Transition) -> UInt32[Array, " words"]:
+        """A memory, inside a compiled function."""
+        return join(self._carry.parts(carry) + self._shown.parts(shown))
+
+
+class Program(_Memory):
+    """The functions of one environment. Get it from `program`.
 
     Attributes:
-        seed: `(carry, words uint32[2]) -> carry`, at the beginning of a new stream.
-        reset: `(carry, params) -> (carry, start)`.
-        step: `(carry, action, params) -> (carry, transition)`.
-        state: `carry -> EnvState`.
+        parameters: how parameters are packed.
+        seed: `(memory, words uint32[2]) -> memory`, at the beginning of a new stream.
+        reset: `(memory, parameters) -> memory`. Of what was shown, observation and standing are those of the start; all
+            else is what it was.
+        step: `(memory, action, parameters) -> memory`.
+        state: `memory -> EnvState`.
     """
 
     def __init__(self, env: Environment, params: PyTree, action: PyTree):
-        carry, shown = jax.eval_shape(functools.partial(_first, env), params)
-        self.carry, self.start = Packing(carry), Packing(shown)
+        carry, _ = jax.eval_shape(functools.partial(_first, env), params)
         moved, shown = jax.eval_shape(functools.partial(_step, env), carry, action, params)
         _check_types(env, carry, moved, shown)
-        self.transition = Packing(shown)
+        super().__init__(env, params, carry, shown)
+        self.seed, self.reset, self.step = jax.jit(self._seed), jax.jit(self._reset), jax.jit(self._step)
 
-        def seed(packed, words):
-            old = self.carry.unpack(packed)
-            return self.carry.pack(Carry(stream(words), jnp.uint32(0), old.state))
+    def _seed(self, memory, words):
+        old, shown = self.unpack(memory)
+        return self.pack(Carry(stream(words), jnp.uint32(0), old.state), shown)
 
-        def reset(packed, params):
-            carry, shown = _reset(env, self.carry.unpack(packed), params)
-            return self.carry.pack(carry), self.start.pack(shown)
+    def _reset(self, memory, params):
+        old, shown = self.unpack(memory)
+        carry, start = _reset(self.env, old, self.parameters.unpack(params))
+        return self.pack(carry, shown._replace(**start._asdict()))
 
-        def step(packed, action, params):
-            carry, shown = _step(env, self.carry.unpack(packed), action, params)
-            return self.carry.pack(carry), self.transition.pack(shown)
-
-        self.seed, self.reset, self.step = jax.jit(seed), jax.jit(reset), jax.jit(step)
-        self.state = jax.jit(lambda packed: self.carry.unpack(packed).state)
+    def _step(self, memory, action, params):
+        return self.pack(*_step(self.env, self.unpack(memory)[0], action, self.parameters.unpack(params)))
 
 
-class VectorProgram:
+class VectorProgram(_Memory):
     """The functions of N equal environments at once. Get it from `vector_program`.
 
-    Resets are computed for as many environments as need one, in one of two sizes: `few`, and all.
+    Resets are computed for as many environments as need one, in one of two sizes K: `few`, and all. `rows`, int32[K +
+    N], tells which: first the indices of those to reset, filled up with any, then for each environment where among
+    these it is, or -1. All that the host has to say to a step is in one array, too.
 
     Attributes:
+        parameters: how parameters are packed.
         few: the smaller size, N / 8.
-        starts: how the result of `reset` is packed, by its size.
-        seed: `(carry, words uint32[N, 2], which bool[N]) -> carry`: those are at the beginning of new streams.
-        reset: `(carry, chosen int32[K], place int32[N], which bool[N], params) -> (carry, start of K)`. `chosen` are
-            the environments to reset, filled up with any; `place[i]` is where in it environment i is, if `which[i]`.
-        step: `(carry, action, params) -> (carry, transition)`.
-        step_and_restart: `(carry, action, chosen int32[K], place int32[N], over bool[N], params) -> (carry,
-            transition)`. Where `over`, the environment is reset in place of a step, as `reset` would: what is shown is
-            its start, with reward 0, no flags and empty events. One call costs half of what two do.
-        state: `carry -> EnvState`, batched.
+        asked: how that array is packed: `asked[0]`, an action; `asked[K]`, `(action, rows)`.
+        seed: `(memory, words uint32[N, 2], which bool[N]) -> memory`: those are at the beginning of new streams.
+        reset: `(memory, rows, parameters) -> memory`, as `Program` has it in the rows that are meant.
+        step: `(memory, asked, parameters) -> memory`.
+        step_and_restart: the same with rows, by K. Those are reset in place of a step, as `reset` would: what is shown
+            is their start, with reward 0, no flags and empty events. One call costs half of what two do.
+        state: `memory -> EnvState`, batched.
     """
 
     def __init__(self, env: Environment, num_envs: int, params: PyTree, action: PyTree):
-        one, shown = jax.eval_shape(functools.partial(_first, env), params)
-        self.few = -(-num_envs // 8)
-        self.starts = {size: Packing(_batch(shown, size)) for size in {self.few, num_envs}}
-        self.carry = Packing(_batch(one, num_envs))
+        one, _ = jax.eval_shape(functools.partial(_first, env), params)
         one_action = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), action)
         moved, shown = jax.eval_shape(functools.partial(_step, env), one, one_action, params)
         _check_types(env, one, moved, shown)
-        self.transition = Packing(_batch(shown, num_envs))
+        super().__init__(env, params, _batch(one, num_envs), _batch(shown, num_envs))
+        self._num_envs, self.few = num_envs, -(-num_envs // 8)
+        rows = {size: jax.ShapeDtypeStruct((size + num_envs,), np.int32) for size in (self.few, num_envs)}
+        self.asked = {size: Packing((action, which)) for size, which in rows.items()} | {0: Packing(action)}
+        self._up = np.arange(num_envs, dtype=np.int32)
+        self.seed, self.reset, self.step = jax.jit(self._seed), jax.jit(self._reset), jax.jit(self._step)
+        self.step_and_restart = {size: jax.jit(functools.partial(self._step_and_restart, size)) for size in rows}
 
-        def seed(packed, words, which):
-            old = self.carry.unpack(packed)
-            new = Carry(jax.vmap(stream)(words), jnp.zeros_like(old.count), old.state)
-            return self.carry.pack(_where(which, new, old))
+    def rows(self, index: np.ndarray) -> tuple[int, np.ndarray]:
+        """K and `rows` for the environments in `index`."""
+        count = len(index)
+        size = self.few if count <= self.few else self._num_envs
+        rows = np.empty(size + self._num_envs, np.int32)
+        rows.fill(-1)
+        rows[:count] = index
+        rows[size:][index] = self._up[:count]
+        return size, rows
 
-        def begun(old, chosen, place, params):
-            """Every environment's carry if it were reset, right for those in `chosen`, and what they show."""
-            rows = Carry(old.stream[chosen], old.count[chosen], None)
-            new, shown = jax.vmap(functools.partial(_reset, env), (0, None))(rows, params)
-            return jax.tree.map(lambda x: x[place], new), shown
+    def _begin(self, old: Carry, rows: Int32[Array, " rows"], params: EnvParams) -> tuple[Array, Carry, Start]:
+        """Which environments `rows` means; every environment's carry and start if it were reset, right for those."""
+        chosen, place = rows[: -self._num_envs], rows[-self._num_envs :]
+        take = lambda tree, index: jax.tree.map(lambda x: jnp.take(x, index, 0, mode="clip"), tree)  # noqa: E731
+        begun = jax.vmap(functools.partial(_reset, self.env), (0, None))(take(old._replace(state=None), chosen), params)
+        return place >= 0, *take(begun, place)
 
-        def reset(packed, chosen, place, which, params):
-            old = self.carry.unpack(packed)
-            new, shown = begun(old, chosen, place, params)
-            return self.carry.pack(_where(which, new, old)), self.starts[len(chosen)].pack(shown)
+    def _seed(self, memory, words, which):
+        old, shown = self.unpack(memory)
+        new = Carry(jax.vmap(stream)(words), jnp.zeros_like(old.count), old.state)
+        return self.pack(_where(which, new, old), shown)
 
-        def step(packed, action, params):
-            carry, shown = jax.vmap(functools.partial(_step, env), (0, 0, None))(
-                self.carry.unpack(packed), action, params
-            )
-            return self.carry.pack(carry), self.transition.pack(shown)
+    def _reset(self, memory, rows, params):
+        old, shown = self.unpack(memory)
+        which, new, start = self._begin(old, rows, self.parameters.unpack(params))
+        start = shown._replace(**start._asdict())
+        return self.pack(_where(which, new, old), _where(which, start, shown))
 
-        def step_and_restart(packed, action, chosen, place, over, params):
-            old = self.carry.unpack(packed)
-            carry, shown = jax.vmap(functools.partial(_step, env), (0, 0, None))(old, action, params)
-            restarted, begin = begun(old, chosen, place, params)
-            silent = jax.tree.map(jnp.zeros_like, shown)._replace(**jax.tree.map(lambda x: x[place], begin)._asdict())
-            return self.carry.pack(_where(over, restarted, carry)), self.transition.pack(_where(over, silent, shown))
+    def _step(self, memory, asked, params):
+        action, params = self.asked[0].unpack(asked), self.parameters.unpack(params)
+        return self.pack(*self._step_all(self.unpack(memory)[0], action, params))
 
-        self.seed, self.reset, self.step = jax.jit(seed), jax.jit(reset), jax.jit(step)
-        self.step_and_restart = jax.jit(step_and_restart)
-        self.state = jax.jit(lambda packed: self.carry.unpack(packed).state)
+    def _step_and_restart(self, size, memory, asked, params):
+        (action, rows), params = self.asked[size].unpack(asked), self.parameters.unpack(params)
+        old = self.unpack(memory)[0]
+        which, new, start = self._begin(old, rows, params)
+        # The step starts from the new states for no other reason than to come after the resets: see `join`.
+        carry, shown = self._step_all(old._replace(state=_where(which, new.state, old.state)), action, params)
+        silent = jax.tree.map(jnp.zeros_like, shown)._replace(**start._asdict())
+        return self.pack(_where(which, new, carry), _where(which, silent, shown))
+
+    def _step_all(self, old: Carry, action: PyTree, params: EnvParams) -> tuple[Carry, Transition]:
+        return jax.vmap(functools.partial(_step, self.env), (0, 0, None))(old, action, params)
 
 
 def _first(env: Environment, params: EnvParams) -> tuple[Carry, Start]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
+import jax
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
@@ -81,15 +82,17 @@ class GymnasiumEnv(gymnasium.Env):
         self._running: bool | None = None  # None before the first reset
         self._stream_of: np.random.Generator | None = None
         self._bind()
-        self._carry: Any = np.zeros(self._program.carry.num_words, np.uint32)
+        self._memory: Any = self._program.empty()
 
     def _bind(self) -> None:
         self._program = program(self._door.env, self._door.params, self.action_space)
-        self._step = self._program.step
-        self._read = self._program.transition.read
+        self._send_params()
+
+    def _send_params(self) -> None:
+        self._params = jax.device_put(self._program.parameters.write(self._door.params))
 
     def __getstate__(self) -> dict[str, Any]:
-        rebuilt = ("_program", "_step", "_read", "_window")
+        rebuilt = ("_program", "_params", "_window")
         return {name: value for name, value in vars(self).items() if name not in rebuilt}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -116,7 +119,7 @@ class GymnasiumEnv(gymnasium.Env):
         """
         if self._running is None:
             raise ResetNeededError(f"{self._name}: no episode has begun; call reset() first")
-        return self._program.state(self._carry)
+        return self._program.state(self._memory)
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode.
@@ -134,12 +137,14 @@ class GymnasiumEnv(gymnasium.Env):
         options = split_options(self._name, options, ("params",))
         if "params" in options:
             self._door.replace_params(options["params"])
+            self._send_params()
         super().reset(seed=seed)
         if self._stream_of is not self.np_random:  # a seed makes a new generator, and so may the user
             self._stream_of = self.np_random
-            self._carry = self._program.seed(self._carry, draw_words(self.np_random))
-        self._carry, packed = self._program.reset(self._carry, self._door.params)
-        observation, info = self._program.start.read(np.array(packed), scalars=True)
+            self._memory = self._program.seed(self._memory, draw_words(self.np_random))
+        self._memory = self._program.reset(self._memory, self._params)
+        shown = self._program.look(self._memory, scalars=True)
+        observation, info = shown.observation, shown.standing
         if self._shapeless:
             observation = as_arrays(self.observation_space, observation)
         self._running = True
@@ -164,8 +169,8 @@ class GymnasiumEnv(gymnasium.Env):
             why = "no episode has begun" if self._running is None else "the episode has ended"
             raise ResetNeededError(f"{self._name}: {why}; call reset() before step()")
         action = as_action(self.action_space, action, self._name)
-        self._carry, packed = self._step(self._carry, action, self._door.params)
-        shown = self._read(np.array(packed), scalars=True)
+        self._memory = self._program.step(self._memory, action, self._params)
+        shown = self._program.look(self._memory, scalars=True)
         observation, reward, terminated, truncated, info, standing = shown
         if self._shapeless:
             observation = as_arrays(self.observation_space, observation)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,25 +24,7 @@ from ._gymnasium_common import (
     picture,
     split_options,
 )
-from ._gymnasium_program import VectorProgram, draw_words, vector_program
-
-
-@dataclasses.dataclass
-class _Latest:
-    """The last observations: as the step packed them, with the rows that were reset since, or as a reset left them."""
-
-    call: str
-    held: Any
-    restarted: tuple[np.ndarray, Any] | None = None
-
-    def observation(self, program: VectorProgram) -> Any:
-        """A copy, the caller's own."""
-        if self.call == "reset":
-            return jax.tree.map(np.copy, self.held)
-        observation = program.transition.read(np.array(self.held))[0]
-        if self.restarted is not None:
-            _put(observation, self.restarted[0], self.restarted[1][0])
-        return observation
+from ._gymnasium_program import draw_words, vector_program
 
 
 class GymnasiumVectorEnv(gymnasium.vector.VectorEnv):
@@ -101,22 +82,28 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv):
         self.metadata = {"render_modes": modes, "render_fps": FRAMES_PER_SECOND, "autoreset_mode": self._mode}
         check_render_mode(env, render_mode, modes)
         self.render_mode = render_mode
-        self._program = self._bind()
-        self._carry: Any = np.zeros(self._program.carry.num_words, np.uint32)
+        self._bind()
+        self._memory: Any = self._program.empty()
         self._stream_of: np.random.Generator | None = None
-        self._latest: _Latest | None = None  # None before the first reset
-        self._ended, self._any_ended = np.zeros(num_envs, bool), False
-        self._returns, self._lengths = np.zeros(num_envs), np.zeros(num_envs, int)
+        self._begun = False
+        self._ended = np.zeros(num_envs, bool)
+        self._over = self._ended.nonzero()[0]  # the same as indices
+        # Of the running episodes; `_since` is when they began, counted in `_steps`.
+        self._returns, self._since, self._steps = np.zeros(num_envs), np.zeros(num_envs, int), 0
 
-    def _bind(self) -> VectorProgram:
-        return vector_program(self._door.env, self._door.params, self.action_space, self.num_envs)
+    def _bind(self) -> None:
+        self._program = vector_program(self._door.env, self._door.params, self.action_space, self.num_envs)
+        self._send_params()
+
+    def _send_params(self) -> None:
+        self._params = jax.device_put(self._program.parameters.write(self._door.params))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_program"}
+        return {name: value for name, value in vars(self).items() if name not in ("_program", "_params")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._program = self._bind()
+        self._bind()
 
     @property
     def env(self) -> Environment:
@@ -135,9 +122,9 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv):
         Raises:
             ResetNeededError: before the first reset.
         """
-        if self._latest is None:
+        if not self._begun:
             raise ResetNeededError(f"{self._name}: no episode has begun; call reset() first")
-        return self._program.state(self._carry)
+        return self._program.state(self._memory)
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: Mapping[str, Any] | None = None
@@ -159,24 +146,22 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv):
         options = split_options(self._name, options, ("params", "reset_mask"))
         mask = self._reset_mask(options.get("reset_mask"))
         everyone = bool(mask.all())
-        if not everyone and self._latest is None:
+        if not everyone and not self._begun:
             raise ResetNeededError(f"{self._name}: no episode has begun; call reset() without reset_mask first")
         if "params" in options:
             if not everyone:
                 raise UserError(f"{self._name}: all environments share their parameters; leave reset_mask out")
             self._door.replace_params(options["params"])
+            self._send_params()
         self._reseed(seed, mask)
-        index, start = self._restart(mask)
-        if everyone or self._latest is None:
-            observation, standing = start
-        else:
-            observation = self._latest.observation(self._program)
-            _put(observation, index, start[0])
-            standing = jax.tree.map(lambda x: np.zeros((self.num_envs, *x.shape[1:]), x.dtype), start[1])
-            _put(standing, index, start[1])
-        self._latest = _Latest("reset", jax.tree.map(np.copy, observation))
-        self._ended[mask], self._returns[mask], self._lengths[mask] = False, 0, 0
-        self._any_ended = bool(self._ended.any())
+        observation, standing = self._restart(mask.nonzero()[0])
+        if not everyone:
+            for leaf in jax.tree.leaves(standing):
+                leaf[~mask] = 0
+        self._begun = True
+        self._ended = self._ended & ~mask
+        self._over = self._ended.nonzero()[0]
+        self._returns[mask], self._since[mask] = 0, self._steps
         return observation, _masked(standing, mask)
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
@@ -192,67 +177,58 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv):
             UserError: an action that is refused.
             ResetNeededError: no episode has begun, or, where nobody resets, one has ended.
         """
-        if self._latest is None:
+        if not self._begun:
             raise ResetNeededError(f"{self._name}: no episode has begun; call reset() before step()")
         actions = as_action(self.action_space, actions, self._name)
-        before, next_step = self._any_ended, self._mode is AutoresetMode.NEXT_STEP
-        if before and self._mode is AutoresetMode.DISABLED:
-            which = np.flatnonzero(self._ended)[:5].tolist()
+        program, mode, was, idle = self._program, self._mode, self._ended, len(self._over)
+        if not idle:
+            self._memory = program.step(self._memory, program.asked[0].write(actions), self._params)
+        elif mode is AutoresetMode.NEXT_STEP:
+            size, rows = program.rows(self._over)
+            asked = program.asked[size].write((actions, rows))
+            self._memory = program.step_and_restart[size](self._memory, asked, self._params)
+        else:
+            first = self._over[:5].tolist()
             raise ResetNeededError(
-                f"{self._name}: the episodes of {self._ended.sum()} environments have ended (the first: {which}); call "
+                f"{self._name}: the episodes of {idle} environments have ended (the first: {first}); call "
                 "reset(options={'reset_mask': terminated | truncated}) before step()"
             )
-        was, restarted = self._ended, None
-        carry, program, params = self._carry, self._program, self._door.params
-        if before and next_step:
-            self._carry, packed = program.step_and_restart(carry, actions, *self._places(was)[1:], was, params)
-        else:
-            self._carry, packed = program.step(carry, actions, params)
-        observation, reward, terminated, truncated, events, standing = self._program.transition.read(np.array(packed))
-        rewards, ended = reward.astype(np.float64), terminated | truncated
-        self._ended, self._any_ended = ended, np.count_nonzero(ended) > 0
-        infos = self._count(rewards, was if before else None)
-        told = ~was if next_step else np.ones(self.num_envs, bool)
-        if self._any_ended and self._mode is AutoresetMode.SAME_STEP:
-            infos |= _final(ended, observation, {**events, **standing})
-            told = ~ended
-            restarted = self._restart(ended)
+        observation, reward, terminated, truncated, events, standing = program.look(self._memory)
+        ended = terminated | truncated
+        over = ended.nonzero()[0]
+        infos, told = self._count(reward, ended, over), ~was
+        if len(over) and mode is AutoresetMode.SAME_STEP:
+            infos |= _final(ended, over, observation, {**events, **standing})
+            observation, standing = self._restart(over)
             for leaf in jax.tree.leaves(events):
-                leaf[ended] = 0
-        if restarted is not None:
-            _put((observation, standing), *restarted)
-        self._latest = _Latest("step", packed, restarted)
-        if np.count_nonzero(told):
+                leaf[over] = 0
+            told, idle = ~ended, len(over)
+        else:
+            self._ended, self._over = ended, over
+        if idle < self.num_envs:
             infos |= _masked(events, told)
         if standing:
             infos |= _masked(standing, np.ones(self.num_envs, bool))
-        return observation, rewards, terminated, truncated, infos
+        return observation, reward.astype(np.float64), terminated, truncated, infos
 
-    def _restart(self, which: np.ndarray) -> tuple[np.ndarray, Any]:
-        """Reset some environments: their indices, and `(observation, standing)` of these, and of more after them."""
-        index, chosen, place = self._places(which)
-        self._carry, packed = self._program.reset(self._carry, chosen, place, which, self._door.params)
-        return index, self._program.starts[len(chosen)].read(np.array(packed))
+    def _restart(self, index: np.ndarray) -> tuple[Any, dict[str, Any]]:
+        """Reset some environments; the observations and the standing of all."""
+        self._memory = self._program.reset(self._memory, self._program.rows(index)[1], self._params)
+        shown = self._program.look(self._memory)
+        return shown.observation, shown.standing
 
-    def _places(self, which: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The indices of those meant; as many as are computed; and where among these each of the N is."""
-        index = which.nonzero()[0]
-        size = self._program.few if len(index) <= self._program.few else self.num_envs
-        chosen, place = np.zeros(size, np.int32), np.zeros(self.num_envs, np.int32)
-        chosen[: len(index)], place[index] = index, np.arange(len(index))
-        return index, chosen, place
-
-    def _count(self, rewards: np.ndarray, fresh: np.ndarray | None) -> dict[str, Any]:
-        """Add a step to the running episodes, those in `fresh` from 0 on, and tell of those that end with it."""
-        if fresh is not None:
-            np.putmask(self._returns, fresh, 0)
-            np.putmask(self._lengths, fresh, -1 if self._mode is AutoresetMode.NEXT_STEP else 0)
-        self._returns += rewards
-        self._lengths += 1
-        if not self._any_ended:
+    def _count(self, reward: np.ndarray, ended: np.ndarray, over: np.ndarray) -> dict[str, Any]:
+        """Add a step to the running episodes, and tell of those that end with it."""
+        self._steps += 1
+        self._returns += reward
+        if not len(over):
             return {}
-        totals = {"r": np.where(self._ended, self._returns, 0), "l": np.where(self._ended, self._lengths, 0)}
-        return {"episode_statistics": totals, "_episode_statistics": self._ended.copy()}
+        returns, lengths = np.zeros(self.num_envs), np.zeros(self.num_envs, int)
+        returns[over], lengths[over] = self._returns[over], self._steps - self._since[over]
+        self._returns[over] = 0
+        # The step that only resets is no step of an episode.
+        self._since[over] = self._steps + (self._mode is AutoresetMode.NEXT_STEP)
+        return {"episode_statistics": {"r": returns, "l": lengths}, "_episode_statistics": ended.copy()}
 
     def render(self) -> tuple[np.ndarray, ...]:
         """The present states, one uint8[H, W, 3] each.
@@ -302,7 +278,7 @@ class GymnasiumVectorEnv(gymnasium.vector.VectorEnv):
         for i in np.flatnonzero(which):
             if seeds[i] is not None:
                 words[i] = draw_words(seeding.np_random(int(seeds[i]))[0])
-        self._carry = self._program.seed(self._carry, words, which)
+        self._memory = self._program.seed(self._memory, words, which)
 
 
 def _mode(mode: Any) -> AutoresetMode:
@@ -315,12 +291,6 @@ def _mode(mode: Any) -> AutoresetMode:
         raise unknown("autoreset_mode", str(mode), [known.value for known in AutoresetMode]) from None
 
 
-def _put(tree: Any, index: np.ndarray, rows: Any) -> None:
-    """Write the first of `rows` at `index` into the leaves of `tree`."""
-    for leaf, row in zip(jax.tree.leaves(tree), jax.tree.leaves(rows), strict=True):
-        leaf[index] = row[: len(index)]
-
-
 def _masked(info: dict[str, Any], mask: np.ndarray) -> dict[str, Any]:
     """Every entry beside the mask that says for which environments it holds."""
     told = {}
@@ -330,11 +300,12 @@ def _masked(info: dict[str, Any], mask: np.ndarray) -> dict[str, Any]:
     return told
 
 
-def _final(ended: np.ndarray, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
+def _final(ended: np.ndarray, over: np.ndarray, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
     """What the episodes that ended showed last, as Gymnasium's own vector environments tell it."""
     last = np.full(len(ended), None, object)
-    for i in np.flatnonzero(ended):
-        last[i] = jax.tree.map(lambda x, i=i: x[i].copy(), observation)
+    leaves, treedef = jax.tree.flatten(jax.tree.map(lambda x: x[over], observation))
+    for row, i in enumerate(over):
+        last[i] = treedef.unflatten([leaf[row] for leaf in leaves])
     info = jax.tree.map(np.copy, info)
     for leaf in jax.tree.leaves(info):
         leaf[~ended] = 0

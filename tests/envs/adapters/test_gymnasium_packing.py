@@ -34,5 +34,6 @@ def test_packing_keeps_every_bit(rows):
             assert (mine.shape, mine.dtype) == (leaf.shape, leaf.dtype)
             assert mine.tobytes() == leaf.tobytes()
     assert all(leaf.flags.writeable and leaf.flags.aligned for leaf in jax.tree.leaves(on_the_host))
+    assert packing.write(tree).tobytes() == np.asarray(words).tobytes()
     with pytest.raises(UserError, match="expected an array"):
         packing.pack({**tree, "one": jnp.float32(0)})

@@ -164,6 +164,24 @@ def test_a_masked_reset_leaves_the_others_alone():
     np.testing.assert_array_equal(envs.step(actions)[0][[0, 2]], alone.step(actions)[0][[0, 2]])
 
 
+def test_what_was_returned_before_stays_as_it_was():
+    envs = make("BrockMirman-v0", 3, AutoresetMode.SAME_STEP, max_steps_in_episode=2)
+    envs.reset(seed=0)
+    kept = []
+    for _ in range(5):
+        shown = envs.step([[0.3], [0.2], [0.4]])
+        kept.append((shown, copy.deepcopy(shown)))
+    last = kept[1][0][4]["final_obs"]
+    untouched = last[1].copy()
+    last[0][:] = 0
+    np.testing.assert_array_equal(last[1], untouched)
+    last[0][:] = kept[1][1][4]["final_obs"][0]
+    for shown, copied in kept:
+        same(shown[4], copied[4])
+        for mine, before in zip(shown[:4], copied[:4], strict=True):
+            np.testing.assert_array_equal(mine, before)
+
+
 # -- making them -------------------------------------------------------------------------------------------------------
 
 
