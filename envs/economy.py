@@ -205,6 +205,10 @@ class Economy(Environment):
         big = float(jnp.finfo(jnp.result_type(float)).max)
         return spaces.Box(-big, big, (self.observation_size,), jnp.result_type(float))
 
+    def is_truncated(self, state: EnvState, params: EnvParams) -> Bool[Array, ""]:
+        """At the time limit; never where it is played once and terminates anyway."""
+        return jnp.zeros((), bool) if self.one_shot else super().is_truncated(state, params)
+
     def discount_factor(self, params: EnvParams) -> Float[Array, ""]:
         """The economy's own beta; 1 where it is played once."""
         return jnp.ones((), jnp.result_type(float)) if self.one_shot else params.beta

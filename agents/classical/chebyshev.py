@@ -32,6 +32,7 @@ STALLED = 1e-6
 ROUNDING = 1e-12
 SPREADS = 3.0
 BOXES = 6
+COARSEST = 4
 PATHS, PERIODS, FORGOTTEN = 64, 600, 300
 
 
@@ -110,8 +111,43 @@ def chebyshev(
     problem, degrees = _problem(env, rule, degree, complete, order)
     if not width > 0:
         raise UserError(f"width = {width:g} must be above 0")
-    centre, spreads = rule.centre, rule.spreads
-    function: Any = rule.function
+    start = Start(rule.function, rule.centre, rule.spreads)
+    try:
+        solved = _settle(problem, degrees, params, rule, width, start)
+    except UserError:
+        # High degrees leave their region of convergence where the solution lives far from the linear rule's box.
+        for coarse in range(COARSEST, max(degrees), 2):
+            lower = tuple(min(each, coarse) for each in degrees)
+            easier = _problem(env, rule, lower, complete, order)[0]
+            start = _settle(easier, lower, params, rule, width, start).start
+        solved = _settle(problem, degrees, params, rule, width, start)
+    setting, function = solved.setting, solved.start.function
+    tolerance = _tolerance(problem, setting, function, solved.derivative, SPREADS / width)
+    policy = Rule(function, rule.states, rule.decisions, "action")
+    auxiliary = None if rule.decision.auxiliary is None else policy.other("auxiliary")
+    value = _value(problem, setting, function, chebyshev_nodes(degrees))
+    return Reference(policy, value, env.concept, tolerance, auxiliary)
+
+
+class Start(NamedTuple):
+    """Where Newton's method and the search for the box begin: decisions, and the box's centre and spreads."""
+
+    function: Any
+    centre: np.ndarray
+    spreads: np.ndarray
+
+
+class Settled(NamedTuple):
+    """A solution on a box that its own path fills."""
+
+    start: Start
+    setting: Setting
+    derivative: Any
+
+
+def _settle(problem: Problem, degrees, params: EnvParams, rule: LinearRule, width: float, start: Start) -> Settled:
+    """Solve, and move the box to what the solution visits, until it stays."""
+    function, centre, spreads = start
     for _ in range(BOXES):
         setting = Setting(params, rule.states, rule.decisions, centre, width * spreads)
         function, derivative = _solve(problem, setting, rule, degrees, function)
@@ -120,11 +156,7 @@ def chebyshev(
         if not np.any(moved | (sd > 1.3 * spreads) | (sd < 0.6 * spreads)):
             break
         centre, spreads = mean, sd
-    tolerance = _tolerance(problem, setting, function, derivative, SPREADS / width)
-    policy = Rule(function, rule.states, rule.decisions, "action")
-    auxiliary = None if rule.decision.auxiliary is None else policy.other("auxiliary")
-    value = _value(problem, setting, function, chebyshev_nodes(degrees))
-    return Reference(policy, value, env.concept, tolerance, auxiliary)
+    return Settled(Start(function, centre, spreads), setting, derivative)
 
 
 def _problem(env: Economy, rule: LinearRule, degree, complete, order) -> tuple[Problem, tuple[int, ...]]:

@@ -22,8 +22,20 @@ REGISTERED = [(id, name) for id in equimorph.list_envs() for name in catalog.spe
 counter = itertools.count()
 
 
+@pytest.mark.parametrize("id", equimorph.list_envs())
+def test_every_registered_environment(id):
+    """In each structure that its calibrations have."""
+    structures = {}
+    for calibration in catalog.spec(id).calibrations:
+        env, params = equimorph.make(id, calibration=calibration)
+        structures.setdefault(env, params)
+    for env, params in structures.items():
+        check_environment(env, params)
+
+
+@pytest.mark.extended
 @pytest.mark.parametrize(("id", "calibration"), REGISTERED)
-def test_every_registered_environment(id, calibration):
+def test_every_calibration(id, calibration):
     check_environment(*equimorph.make(id, calibration=calibration))
 
 

@@ -43,8 +43,12 @@ def open_door(id, **overrides):
 
 # A list of possible agents is fixed, and not everybody who could be born is.
 UNBORN = "No agents present but not all possible_agents are terminated or truncated"
-# PettingZoo finds these unusual: observations without bounds, and a single number.
-TASTE = ("Agent's (minimum|maximum) observation space value is", "Observation is a single number")
+# PettingZoo finds these unusual: observations without bounds, a single number, and nothing to see.
+TASTE = (
+    "Agent's (minimum|maximum) observation space value is",
+    "Observation is a single number",
+    "Observation numpy array is all zeros",
+)
 
 
 @pytest.mark.parametrize("id", IDS)

