@@ -19,7 +19,7 @@ from equimorph.envs.economy import Economy
 
 NUM_ENVS = 1024
 NUM_STEPS = 64
-PAIRS = 15
+PAIRS = 9
 SECONDS = 0.2
 YARDSTICK = "BrockMirman-v0"
 

@@ -153,11 +153,13 @@ def _score_words(found: Mapping[str, Any]) -> str:
     if not reference:
         return ""
     exact = f"within {reference['tolerance']:.2g}" if reference.get("tolerance") else "exact"
-    return _note(
+    words = (
         f"The known answer is the {reference['concept']} one ({reference['source']}, {exact}). Policy and answer face "
-        "the same shocks, path by path; after ± stands a standard error. The loss is the share of consumption one "
-        "would give up for ever to have the known answer instead."
+        "the same shocks, path by path; after ± stands a standard error."
     )
+    if found.get("welfare_loss") is not None:
+        words += " The loss is the share of consumption one would give up for ever to have the known answer instead."
+    return _note(words)
 
 
 def _errors(found: Mapping[str, Any]) -> Iterator[str]:
@@ -178,11 +180,14 @@ def _errors(found: Mapping[str, Any]) -> Iterator[str]:
             for label, each in present
         ]
         yield _table([head, *body])
-        yield _note(
-            "Euler errors are in units of consumption: -3 is a tenth of a percent of it. The box reaches three "
-            "standard deviations of the visited states in each coordinate; spheres lie around the steady state (else "
-            "the mean), positive coordinates in logs. Residuals are those that a learner drives to zero, unit-free."
-        )
+        words = "Residuals are those that a learner drives to zero, unit-free."
+        if found.get("euler"):
+            words = (
+                "Euler errors are in units of consumption: -3 is a tenth of a percent of it. The box reaches three "
+                "standard deviations of the visited states in each coordinate; spheres lie around the steady state "
+                f"(else the mean), positive coordinates in logs. {words}"
+            )
+        yield _note(words)
 
 
 def _limits(found: Mapping[str, Any]) -> Iterator[str]:

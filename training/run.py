@@ -238,7 +238,10 @@ def load(path: str | os.PathLike, *, seed: int = 0) -> Run:
     config = parse(load_config(path / CONFIG))
     info = _read_info(path / INFO)
     if not info.get("finished") and not (path / TRAINED).is_file():
-        raise UserError(f"the run in {os.fspath(path)!r} did not finish: it has no trained policy; train it again")
+        raise UserError(
+            f"the run in {os.fspath(path)!r} did not finish: it has no trained policy; train it again into another "
+            "folder, or delete this one first"
+        )
     if not 0 <= seed < config.training.num_seeds:
         raise UserError(
             f"{os.fspath(path)!r} has {config.training.num_seeds} seeds, counted from 0; there is no {seed}"

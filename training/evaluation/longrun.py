@@ -156,7 +156,8 @@ def _from_sums(sums: np.ndarray, shift: np.ndarray, length: int) -> dict[str, np
     first, second, third, product = sums
     variance = np.maximum(second - first**2, 0.0)
     sd = np.sqrt(variance)
-    constant = variance <= 1e-20 * np.maximum(np.abs(shift), 1e-300) ** 2
+    # A standard deviation of a millionth is what rounding leaves of a constant.
+    constant = variance <= 1e-12 * np.maximum(np.maximum(second, shift**2), 1e-300)
     safe = np.where(constant, 1.0, variance)
     moments = {"mean": first + shift, "sd": sd}
     if length > 1:

@@ -51,6 +51,8 @@ def responses(
     if env.one_shot:
         return {}, "it is played once"
     law = env.shocks(params)
+    if isinstance(law, Discrete) and law.values.shape[0] == 1:
+        return {}, "nothing is random in it"
     labels = shock_labels(law)
     if not labels:
         return {}, f"shocks of the kind {type(law).__name__} have no single impulse"
