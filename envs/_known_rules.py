@@ -183,7 +183,7 @@ def nodes_integrate(probe: Probe) -> Iterator[str]:
         if nodes.shape[1:] != draw.shape or nodes.dtype != draw.dtype or weights.shape != nodes.shape[:1]:
             yield f"{rule}: nodes {kind(nodes)} and weights {kind(weights)} do not go with a draw {kind(draw)}"
         if not finite((nodes, weights)) or gap(jnp.sum(weights), np.ones(())) > TOLERANCE:
-            yield f"{rule}: nodes must be finite and weights sum to 1, they are {nodes} and {weights}"
+            yield f"{rule}: nodes must be finite and weights must sum to 1, they are {nodes} and {weights}"
 
 
 def steady_state_is_fixed(probe: Probe) -> Iterator[str]:

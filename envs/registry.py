@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, overload
+from typing import Any, Literal, get_args, get_type_hints, overload
 
 import jax
 import numpy as np
@@ -93,7 +94,7 @@ def build(
     """Split `overrides` into constructor options and parameters, build both and check them."""
     option_names = option_fields(factory)
     options = options | {name: value for name, value in overrides.items() if name in option_names}
-    environment = factory(**options)
+    environment = factory(**typed_options(id, factory, options))
     params = environment.default_params
     values = {name: value for name, value in overrides.items() if name not in option_names}
     params = override_params(id, params, values, option_names)
@@ -115,6 +116,8 @@ def override_params(id: str, params: EnvParams, values: Mapping[str, Any], optio
             number = np.asarray(value, dtype=float)
         except (TypeError, ValueError):
             raise UserError(f"{id}: parameter {name} must be a number, got {value!r}") from None
+        if not number.size:
+            raise UserError(f"{id}: parameter {name} is empty; give at least one number")
         if np.issubdtype(np.asarray(getattr(params, name)).dtype, np.integer) and not np.all(
             number == np.floor(number)
         ):
@@ -132,6 +135,34 @@ def option_fields(factory: Callable[..., Environment]) -> list[str]:
     """Names of the constructor options of an environment class."""
     if dataclasses.is_dataclass(factory):
         return [field.name for field in dataclasses.fields(factory) if field.init]
-    import inspect
-
     return list(inspect.signature(factory).parameters)
+
+
+def typed_options(id: str, factory: Callable[..., Environment], options: Mapping[str, Any]) -> dict[str, Any]:
+    """`options` with those declared as `bool` or `int` (or None) checked and made Python's own, which hash by value.
+
+    Raises:
+        UserError: a value of another type.
+    """
+    plain_class = inspect.isclass(factory) and not dataclasses.is_dataclass(factory)
+    try:
+        declared = get_type_hints(factory.__init__ if plain_class else factory)
+    except (NameError, TypeError, AttributeError, SyntaxError):  # annotations for a type checker alone, or none
+        return dict(options)
+    typed = dict(options)
+    for name, value in options.items():
+        kinds = {*(get_args(declared.get(name)) or (declared.get(name),))}
+        optional = type(None) in kinds
+        kinds -= {type(None)}
+        if value is None and optional:
+            continue
+        tail = " or None" if optional else ""
+        if kinds == {bool}:
+            if not isinstance(value, (bool, np.bool_)):
+                raise UserError(f"{id}: option {name} must be True or False{tail}, got {value!r}")
+            typed[name] = bool(value)
+        elif kinds == {int}:
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+                raise UserError(f"{id}: option {name} must be a whole number{tail}, got {value!r}")
+            typed[name] = int(value)
+    return typed

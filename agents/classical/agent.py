@@ -18,7 +18,7 @@ from ...errors import UserError
 from ..agent import Agent, Context, Policy, Rollout, View
 from ..policies.heads import make_auxiliary_head
 from . import solve_with, solver, widen
-from .inverse import StateOf, state_of
+from .inverse import HouseholdsOf, StateOf, check_discrete, state_of
 
 
 class Solution(eqx.Module):
@@ -31,7 +31,7 @@ class Solution(eqx.Module):
 
     policy: Any
     auxiliary: Any
-    state_of: StateOf
+    state_of: StateOf | HouseholdsOf
 
 
 class Doubled(eqx.Module):
@@ -158,6 +158,9 @@ def classical_agent(name: str, env: Environment, params: EnvParams, **options: A
         >>> classical_agent("closed_form", env, params).concept(env)
         'planner'
     """
+    solver(name)
+    if isinstance(env, Economy):
+        check_discrete(env, params)
     reference = solve_with(name, env, params, **options)
     assert isinstance(env, Economy)
     with jax.enable_x64(True):

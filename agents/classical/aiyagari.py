@@ -22,6 +22,7 @@ from ...errors import UserError
 from . import widen
 from ._interpolation import curved_grid
 from ._saving import SavingPolicy, SavingValue, Table, consume, level_of, lottery, motion, with_origin, worth
+from .coordinates import what_works
 
 POLICY_TOLERANCE, MASS_TOLERANCE, PRICE_TOLERANCE = 1e-11, 1e-12, 1e-8
 LONGEST = 100_000
@@ -118,7 +119,7 @@ def model_of(env: Economy, params: Any, points: int) -> Model:
         UserError: it is not an `Aiyagari` environment.
     """
     if not isinstance(env, Aiyagari):
-        raise UserError(f"{env.name}: solver 'aiyagari' is for Aiyagari-v0; try 'endogenous_grid' or 'log_linear'")
+        raise UserError(f"{env.name}: solver 'aiyagari' is for Aiyagari-v0; {what_works(env, params, 'aiyagari')}")
     params = widen(params)
     grid = curved_grid(float(params.amin), float(params.amax), points)
     with jax.enable_x64(True):

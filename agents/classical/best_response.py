@@ -14,6 +14,7 @@ from ...envs.economy import Economy
 from ...envs.environment import EnvParams, Reference
 from ...errors import UserError
 from ._interpolation import PiecewiseLinear
+from .coordinates import what_works
 
 TOLERANCE = 1e-6
 CLOSE = 1e-8
@@ -72,7 +73,9 @@ def best_response_iteration(env: Economy, params: EnvParams, *, start: float = 0
         UserError: another economy or concept, a start outside (0, 1), or no rest within `rounds`.
     """
     if not isinstance(env, FishWar):
-        raise UserError(f"{env.name}: 'best_response' plays FishWar-v0 only; solve it with 'closed_form' or 'lq_nash'")
+        raise UserError(
+            f"{env.name}: 'best_response' plays FishWar-v0 only; {what_works(env, params, 'best_response')}"
+        )
     if env.concept != "mpe":
         raise UserError(
             f"{env.name}: best responses lead to the 'mpe' solution, not to {env.concept!r}; use concept='mpe'"

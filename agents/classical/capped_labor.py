@@ -23,6 +23,7 @@ from ...envs.environment import EnvParams, Reference
 from ...errors import UserError
 from ..deqn import residuals
 from ._interpolation import CubicSpline2D, spline_matrix
+from .coordinates import what_works
 
 SPREADS = 5.0
 STEPS, WARM_STEPS = 8, 1
@@ -180,7 +181,10 @@ def capped_labor(
         UserError: another economy, or the iterations do not converge.
     """
     if not (isinstance(env, RBCLabor) and isinstance(params, Params)) or env.labor_cap is None:
-        raise UserError(f"{env.name}: 'capped_labor' solves RBCLabor-v0 with labor_cap='mean'; use {env.solver!r}")
+        raise UserError(
+            f"{env.name}: 'capped_labor' solves RBCLabor-v0 with labor_cap='mean'; "
+            f"{what_works(env, params, 'capped_labor')}"
+        )
     grid = make_grid(params, k_points, z_points)
     rule = CappedRule(grid.surface(_marginal(grid, env, params, accuracy)), jax.tree.map(np.asarray, params), env)
     rule = jax.tree.map(np.asarray, rule)

@@ -20,7 +20,7 @@ from ...envs.environment import EnvParams, Reference
 from ...envs.shocks import Normal
 from ...errors import UserError
 from ..deqn import residuals
-from .coordinates import DecisionCoordinates, Rule, StateCoordinates, own_solver
+from .coordinates import DecisionCoordinates, Rule, StateCoordinates, what_works
 from .log_linear import LinearRule, linear_rule, stacked_conditions
 from .polynomials import Polynomial, basis, basis_table, chebyshev_nodes, exponents_of
 
@@ -108,7 +108,7 @@ def chebyshev(
             Newton's method does not converge.
     """
     rule = linear_rule(env, params)
-    problem, degrees = _problem(env, rule, degree, complete, order)
+    problem, degrees = _problem(env, params, rule, degree, complete, order)
     if not width > 0:
         raise UserError(f"width = {width:g} must be above 0")
     start = Start(rule.function, rule.centre, rule.spreads)
@@ -118,7 +118,7 @@ def chebyshev(
         # High degrees leave their region of convergence where the solution lives far from the linear rule's box.
         for coarse in range(COARSEST, max(degrees), 2):
             lower = tuple(min(each, coarse) for each in degrees)
-            easier = _problem(env, rule, lower, complete, order)[0]
+            easier = _problem(env, params, rule, lower, complete, order)[0]
             start = _settle(easier, lower, params, rule, width, start).start
         solved = _settle(problem, degrees, params, rule, width, start)
     setting, function = solved.setting, solved.start.function
@@ -159,13 +159,15 @@ def _settle(problem: Problem, degrees, params: EnvParams, rule: LinearRule, widt
     return Settled(Start(function, centre, spreads), setting, derivative)
 
 
-def _problem(env: Economy, rule: LinearRule, degree, complete, order) -> tuple[Problem, tuple[int, ...]]:
+def _problem(
+    env: Economy, params: EnvParams, rule: LinearRule, degree, complete, order
+) -> tuple[Problem, tuple[int, ...]]:
     """The basis, checked."""
     n = rule.states.size
     if n not in DEGREES:
         raise UserError(
-            f"{env.name} has {n} states, and collocation takes 1 to {max(DEGREES)}; use 'log_linear' or "
-            f"{own_solver(env)}"
+            f"{env.name} has {n} states, and collocation takes 1 to {max(DEGREES)}; "
+            f"{what_works(env, params, 'chebyshev', 'value_iteration')}"
         )
     chosen = DEGREES[n] if degree is None else degree
     degrees = tuple(chosen) if isinstance(chosen, tuple | list) else (chosen,) * n

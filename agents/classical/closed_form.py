@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, PyTree
 from ...envs.economy import Economy
 from ...envs.environment import EnvParams, EnvState, Reference
 from ...errors import UserError
+from .coordinates import what_works
 
 
 class Known(eqx.Module):
@@ -38,8 +39,7 @@ def closed_form(env: Economy, params: EnvParams) -> Reference:
     """
     found = env.reference(params)
     if found is None:
-        known = f"use its solver, {env.solver!r}" if env.solver is not None else "train it with 'deqn' or 'mappo'"
-        raise UserError(f"{env.name} has no closed form for these settings; {known}")
+        raise UserError(f"{env.name} has no closed form for these settings; {what_works(env, params, 'closed_form')}")
     numbers = jax.device_get(params)
     policy, value, auxiliary = (
         None if getattr(found, part) is None else Known(env, numbers, part) for part in ("policy", "value", "auxiliary")

@@ -16,6 +16,8 @@ from ...envs.economy import Decision, Economy
 from ...envs.environment import EnvParams, EnvState
 from ...errors import UserError
 
+# Solvers that start from the linear rule, in these coordinates.
+SMOOTH = ("log_linear", "chebyshev", "value_iteration")
 SAMPLE = 256
 INSIDE = 1e-6
 LEAST = 1e-300
@@ -152,8 +154,8 @@ def state_coordinates(env: Economy, params: EnvParams, *, discrete: bool = False
         if not _is_real(leaf):
             if name != "time" and not discrete:
                 raise UserError(
-                    f"{env.name}: state {name} is discrete, and this solver takes continuous states only; use "
-                    f"{own_solver(env)}"
+                    f"{env.name}: state {name} is discrete, and this solver takes continuous states only; "
+                    f"{what_works(env, params, *SMOOTH)}"
                 )
             continue
         flat = np.asarray(leaf).reshape(SAMPLE, -1)
@@ -163,7 +165,7 @@ def state_coordinates(env: Economy, params: EnvParams, *, discrete: bool = False
             label = name if leaf.ndim == 1 else f"{name}[{index}]"
             names.append(f"log {label}" if logs[-1] else label)
     if not names:
-        raise UserError(f"{env.name}: its state has no real numbers; use {own_solver(env)}")
+        raise UserError(f"{env.name}: its state has no real numbers; {what_works(env, params, *SMOOTH)}")
     if found is not None:
         steady = np.concatenate([np.ravel(leaf) for leaf in _real_leaves(found[0])])
         logs = [log and bool(value > 0) for log, value in zip(logs, steady, strict=True)]
@@ -180,7 +182,9 @@ def decision_coordinates(env: Economy, params: EnvParams, decision: Decision) ->
     """
     boxes = [env.action_space(params)]
     if not isinstance(boxes[0], spaces.Box):
-        raise UserError(f"{env.name}: its actions are discrete, and this solver takes a Box; use {own_solver(env)}")
+        raise UserError(
+            f"{env.name}: its actions are discrete, and this solver takes a Box; {what_works(env, params, *SMOOTH)}"
+        )
     own = env.auxiliary(params)
     if own is not None:
         boxes.append(spaces.stack_space(own, env.num_agents))
@@ -203,10 +207,18 @@ def decision_coordinates(env: Economy, params: EnvParams, decision: Decision) ->
     return DecisionCoordinates(tuple(names), kinds, low, high, structure, shapes)
 
 
-def own_solver(env: Economy) -> str:
-    """What to use instead of a solver that does not fit, for a message."""
-    generic = (None, "log_linear", "chebyshev", "value_iteration")
-    return "'deqn' or 'mappo'" if env.solver in generic else f"its own solver, {env.solver!r}"
+def what_works(env: Economy, params: EnvParams, *but: str) -> str:
+    """What to do instead of using a solver that does not fit, for a message.
+
+    Args:
+        env, params: the economy.
+        *but: solvers that are not advised: the one that does not fit, and those that need what it needs.
+    """
+    if "closed_form" not in but and env.reference(params) is not None:
+        return "use 'closed_form'"
+    if env.solver is not None and env.solver not in but:
+        return f"use its solver, {env.solver!r}"
+    return "train it with 'deqn' or 'mappo'" if "conditions" in env.capabilities else "train it with 'mappo'"
 
 
 def _is_real(leaf: Any) -> bool:

@@ -19,6 +19,7 @@ from ...envs.economy import Economy
 from ...envs.environment import EnvParams, Reference
 from ...errors import UserError
 from ._interpolation import CubicHermite, curved_grid, hermite_weights, locate
+from .coordinates import what_works
 
 RICHEST = 200.0
 CONVERGED = 1e-12
@@ -124,7 +125,9 @@ def endogenous_grid(env: Economy, params: EnvParams, *, size: int | None = None)
         UserError: another economy, or the iteration does not converge.
     """
     if not isinstance(env, BufferStock):
-        raise UserError(f"'endogenous_grid' solves BufferStock-v0, not {env.name}; try {env.solver or 'closed_form'!r}")
+        raise UserError(
+            f"{env.name}: 'endogenous_grid' solves BufferStock-v0 only; {what_works(env, params, 'endogenous_grid')}"
+        )
     assert isinstance(params, Params)
     law = _law(env, params)
     nodes = _consumption(env, law, min(2000, 24_000 // len(law.chance)) if size is None else size)

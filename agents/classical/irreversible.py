@@ -22,6 +22,7 @@ from ...envs.economy import Economy
 from ...envs.environment import EnvParams, Reference
 from ...errors import UserError
 from ._interpolation import CubicSpline2D, spline_matrix, spline_weights
+from .coordinates import what_works
 
 WIDTH_K = 0.5
 WIDTH_Z = 6.0
@@ -173,7 +174,9 @@ def irreversible(env: Economy, params: EnvParams) -> Reference:
         UserError: another economy, or the iteration does not converge.
     """
     if not isinstance(env, Irreversible):
-        raise UserError(f"'irreversible' solves Irreversible-v0, not {env.name}; try {env.solver or 'closed_form'!r}")
+        raise UserError(
+            f"{env.name}: 'irreversible' solves Irreversible-v0 only; {what_works(env, params, 'irreversible')}"
+        )
     assert isinstance(params, Params)
     coarse, found = (_solution(env, params, size) for size in (COARSER, 1.0))
     k, z = (jnp.linspace(-width, width, 61) for width in (CHECKED_K, CHECKED_Z * float(spread_z(params))))

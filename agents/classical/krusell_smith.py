@@ -21,6 +21,7 @@ from ...errors import UserError
 from . import widen
 from ._interpolation import curved_grid, locate
 from ._saving import SavingPolicy, SavingValue, Table, consume, level_of, lottery, motion, with_origin, worth
+from .coordinates import what_works
 
 LOWEST, HIGHEST, CAPITALS = 0.7, 1.4, 12  # mean capital, relative to full insurance
 CURVATURE = 4.0
@@ -136,7 +137,9 @@ def model_of(env: Economy, params: Any, points: int) -> Model:
         UserError: it is not a `KrusellSmith` environment.
     """
     if not isinstance(env, KrusellSmith):
-        raise UserError(f"{env.name}: solver 'krusell_smith' is for KrusellSmith-v0; try 'log_linear'")
+        raise UserError(
+            f"{env.name}: solver 'krusell_smith' is for KrusellSmith-v0; {what_works(env, params, 'krusell_smith')}"
+        )
     params = widen(params)
     with jax.enable_x64(True):
         aggregate, own = (np.asarray(p, float) for p in env.chances(params))

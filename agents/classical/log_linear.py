@@ -21,12 +21,13 @@ from ...envs.environment import EnvParams, EnvState, Reference
 from ...envs.shocks import Normal
 from ...errors import UserError
 from .coordinates import (
+    SMOOTH,
     DecisionCoordinates,
     Rule,
     StateCoordinates,
     decision_coordinates,
-    own_solver,
     state_coordinates,
+    what_works,
 )
 
 FIXED = 1e-6
@@ -118,12 +119,14 @@ def log_linear(env: Economy, params: EnvParams) -> Reference:
     standard deviations of the states, between the rule that is linear in logs and the one that is linear in levels.
 
     Raises:
-        UserError: as `linear_rule`.
+        UserError: as `linear_rule`; or a limit binds within those three standard deviations, where the rule would
+            cross it.
     """
     rule = linear_rule(env, params)
     policy = Rule(rule.function, rule.states, rule.decisions, "action")
     auxiliary = None if rule.decision.auxiliary is None else policy.other("auxiliary")
     with jax.enable_x64(True):
+        _check_limits(env, params, rule, policy)
         return Reference(policy, None, env.concept, _curvature(rule, policy), auxiliary)
 
 
@@ -135,9 +138,11 @@ def stacked_conditions(conditions: dict[str, Array]) -> Float[Array, " q"]:
 def _linear_rule(env: Economy, params: EnvParams) -> LinearRule:
     found = env.steady_state(params)
     if found is None:
-        raise UserError(f"{env.name} has no steady state to linearise at; use {own_solver(env)}")
+        raise UserError(f"{env.name} has no steady state to linearise at; {what_works(env, params, *SMOOTH)}")
     if type(env).conditions is Economy.conditions:
-        raise UserError(f"{env.name} declares no equilibrium conditions to linearise; use {own_solver(env)}")
+        raise UserError(
+            f"{env.name} declares no equilibrium conditions to linearise; {what_works(env, params, *SMOOTH)}"
+        )
     steady, decision = jax.tree.map(lambda leaf: jnp.asarray(leaf), found)
     states, decisions = state_coordinates(env, params), decision_coordinates(env, params, decision)
     shock, spread = _shock_moments(env, params)
@@ -148,7 +153,7 @@ def _linear_rule(env: Economy, params: EnvParams) -> LinearRule:
         state, chosen = states.state(x), decisions.decision(u)
         following, later = states.state(after), decisions.decision(u_after)
         moved = states(env.transition(state, chosen.action, shock, params))
-        terms = env.expectation_terms(state, chosen, following, later, params, next_policy=_refuse(env))
+        terms = env.expectation_terms(state, chosen, following, later, params, next_policy=_refuse(env, params))
         return moved, stacked_conditions(env.conditions(state, chosen, terms, params))
 
     moved, residual = system(x, u, x, u, shock)
@@ -158,12 +163,12 @@ def _linear_rule(env: Economy, params: EnvParams) -> LinearRule:
     if residual.size != decisions.size:
         raise UserError(
             f"{env.name} has {residual.size} conditions for {decisions.size} decisions, so no rule follows from them; "
-            f"{own_solver(env)}"
+            f"{what_works(env, params, *SMOOTH)}"
         )
     (tx, tu, _, _, impact), (gx, gu, gx_after, gu_after, _) = jax.jit(jax.jacfwd(system, argnums=(0, 1, 2, 3, 4)))(
         x, u, x, u, shock
     )
-    slopes, roots = _stable_rule(env, states.names, *map(np.asarray, (tx, tu, gx, gu, gx_after, gu_after)))
+    slopes, roots = _stable_rule(env, params, states.names, *map(np.asarray, (tx, tu, gx, gu, gx_after, gu_after)))
     transition = np.asarray(tx) + np.asarray(tu) @ slopes
     impact = np.asarray(impact).reshape(states.size, d)
     covariance = scipy.linalg.solve_discrete_lyapunov(transition, impact @ spread @ impact.T)
@@ -174,7 +179,9 @@ def _linear_rule(env: Economy, params: EnvParams) -> LinearRule:
     )
 
 
-def _stable_rule(env: Economy, names, tx, tu, gx, gu, gx_after, gu_after) -> tuple[np.ndarray, np.ndarray]:
+def _stable_rule(
+    env: Economy, params: EnvParams, names, tx, tu, gx, gu, gx_after, gu_after
+) -> tuple[np.ndarray, np.ndarray]:
     """Slopes `[m, n]` of the stable rule and the moduli of all roots, by the generalised Schur form."""
     n, m = tu.shape
     ahead = np.block([[np.eye(n), np.zeros((n, m))], [gx_after, gu_after]])
@@ -184,7 +191,9 @@ def _stable_rule(env: Economy, names, tx, tu, gx, gu, gx_after, gu_after) -> tup
     except (ValueError, np.linalg.LinAlgError) as error:
         raise UserError(f"{env.name}: the linearised conditions cannot be ordered by their roots ({error})") from None
     if np.any((np.abs(alpha) < 1e-12) & (np.abs(beta) < 1e-12)):
-        raise UserError(f"{env.name}: the linearised conditions leave a decision undetermined; use {own_solver(env)}")
+        raise UserError(
+            f"{env.name}: the linearised conditions leave a decision undetermined; {what_works(env, params, *SMOOTH)}"
+        )
     with np.errstate(divide="ignore"):
         roots = np.abs(alpha) / np.where(beta == 0, 0.0, np.abs(beta))
     stable = int(np.sum(np.abs(alpha) < np.abs(beta)))
@@ -196,7 +205,9 @@ def _stable_rule(env: Economy, names, tx, tu, gx, gu, gx_after, gu_after) -> tup
         )
     first = z[:n, :n]
     if np.linalg.cond(first) > 1e12:
-        raise UserError(f"{env.name}: the stable rule does not depend on every state; use {own_solver(env)}")
+        raise UserError(
+            f"{env.name}: the stable rule does not depend on every state; {what_works(env, params, *SMOOTH)}"
+        )
     return np.real(np.linalg.solve(first.T, z[n:, :n].T).T), np.sort(roots)
 
 
@@ -207,10 +218,30 @@ def _shock_moments(env: Economy, params: EnvParams) -> tuple[Float[Array, " d"],
         return jnp.zeros((law.d,), jnp.result_type(float)), np.eye(law.d)
     values, weights = law.nodes(*law.finest(), env.initial_state(jax.random.key(0), params))
     if values.ndim != 2 or not jnp.issubdtype(values.dtype, jnp.floating):
-        raise UserError(f"{env.name}: {type(law).__name__} shocks have no mean to linearise at; use {own_solver(env)}")
+        raise UserError(
+            f"{env.name}: {type(law).__name__} shocks have no mean to linearise at; {what_works(env, params, *SMOOTH)}"
+        )
     mean = weights @ values
     away = np.asarray(values - mean)
     return mean, (np.asarray(weights)[:, None] * away).T @ away
+
+
+def _check_limits(env: Economy, params: EnvParams, rule: LinearRule, policy: Rule) -> None:
+    """Refuse a limit whose distance, to first order, is no more than three standard deviations of its own."""
+    x = jnp.asarray(rule.centre)
+
+    def slack(x: Array) -> dict[str, Array]:
+        state = rule.states.state(x)
+        return {name: jnp.ravel(y) for name, y in env.slacks(state, policy.decide(state), params).items()}
+
+    distances, slopes = jax.jit(slack)(x), jax.jit(jax.jacfwd(slack))(x)
+    for name, distance in distances.items():
+        spread = np.sqrt(np.einsum("qi,ij,qj->q", slopes[name], rule.covariance, slopes[name]))
+        if np.any(np.asarray(distance) <= SPREADS * spread):
+            raise UserError(
+                f"{env.name}: limit {name} binds within {SPREADS:g} standard deviations of the steady state, and a "
+                f"linear rule does not see limits; {what_works(env, params, *SMOOTH)}"
+            )
 
 
 def _curvature(rule: LinearRule, policy: Rule) -> float:
@@ -230,11 +261,11 @@ def _curvature(rule: LinearRule, policy: Rule) -> float:
     return float(jax.jit(jax.vmap(gap))(jnp.asarray(points), jnp.asarray(levels)).max())
 
 
-def _refuse(env: Economy) -> Any:
+def _refuse(env: Economy, params: EnvParams) -> Any:
     def next_policy(state: EnvState) -> Decision:
         raise UserError(
             f"{env.name}: its conditions differentiate next period's policy, which a linearisation does not know; "
-            f"{own_solver(env)}"
+            f"{what_works(env, params, *SMOOTH)}"
         )
 
     return next_policy

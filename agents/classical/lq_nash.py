@@ -16,6 +16,7 @@ from ...envs.economies.cournot_adjustment import STEP, CournotAdjustment, Linear
 from ...envs.economy import TEAM_CONCEPTS, Economy
 from ...envs.environment import EnvParams, Reference
 from ...errors import UserError
+from .coordinates import what_works
 
 TOLERANCE = 1e-9
 CLOSE = 1e-13
@@ -84,7 +85,7 @@ def lq_nash(env: Economy, params: EnvParams, *, rounds: int = 100_000) -> Refere
     if not isinstance(env, CournotAdjustment):
         raise UserError(
             f"{env.name}: 'lq_nash' solves linear-quadratic games only, Cournot-v0 with dynamics='adjustment'; "
-            "use its own reference"
+            f"{what_works(env, params, 'lq_nash')}"
         )
     assert isinstance(params, Params)
     beta, a, b = (float(getattr(params, name)) for name in ("beta", "a", "b"))

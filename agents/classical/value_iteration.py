@@ -19,7 +19,7 @@ from ...envs.economy import Economy
 from ...envs.environment import EnvParams, Reference
 from ...errors import UserError
 from .chebyshev import shock_nodes
-from .coordinates import DecisionCoordinates, Rule, StateCoordinates, own_solver
+from .coordinates import SMOOTH, DecisionCoordinates, Rule, StateCoordinates, what_works
 from .log_linear import linear_rule
 
 POINTS = {1: (81,), 2: (41, 21)}
@@ -132,10 +132,12 @@ def value_iteration(
     if n > 2 or env.num_agents > 1 or rule.decisions.size != 1 or rule.decisions.kinds != ("logit",):
         raise UserError(
             f"{env.name} has {n} states, {env.num_agents} agents and {rule.decisions.size} decisions; value iteration "
-            f"takes 1 or 2 states and one bounded action of one agent: use 'chebyshev' or {own_solver(env)}"
+            f"takes 1 or 2 states and one bounded action of one agent: {what_works(env, params, 'value_iteration')}"
         )
     if env.one_shot:
-        raise UserError(f"{env.name} is played once: there is nothing to iterate on; use {own_solver(env)}")
+        raise UserError(
+            f"{env.name} is played once: there is nothing to iterate on; {what_works(env, params, *SMOOTH)}"
+        )
     chosen = POINTS[n] if points is None else points
     counts = tuple(chosen) if isinstance(chosen, tuple | list) else (chosen,) * n
     if len(counts) != n or min(counts) < FEWEST:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jaxtyping import Array, ArrayLike, Float, Int
 
@@ -148,6 +149,27 @@ class HouseholdEconomy(Economy):
                 )
             if value < least:
                 raise UserError(f"{self.name}: {name} = {value} must be at least {least}")
+
+    def least_capital(self, params: Any) -> Float[Array, ""]:
+        """The lowest mean assets of a first state where prices move: the interest is highest there, the wage lowest."""
+        return (1 - SPREAD_LOG_K) * self.means(params).assets
+
+    def check_grid(self, params: Any) -> None:
+        """Raise `UserError` where the grid in assets ends below a typical household's."""
+        most, typical = float(np.min(params.amax)), float(np.max(self.means(params).assets))
+        if most <= typical:
+            raise UserError(
+                f"{self.name}: amax = {most:g} must exceed the mean assets under full insurance, {typical:g}; "
+                "raise amax"
+            )
+
+    def check_debt(self, least: ArrayLike, params: Any, other: str = "") -> None:
+        """Raise `UserError` unless the lowest income less interest, `least`, is above 0; `other` is another way out."""
+        if not bool(np.all(np.asarray(least) > 0)):
+            raise UserError(
+                f"{self.name}: with the lowest income the interest on the debt amin = {float(np.min(params.amin)):g} "
+                f"leaves nothing to consume; raise amin towards 0{other}"
+            )
 
     @property
     def num_agents(self) -> int:

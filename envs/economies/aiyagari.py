@@ -36,7 +36,7 @@ class Params(EnvParams):
     rho: float = parameter(0.6, Domain(-1.0, 1.0), "autocorrelation of log labour efficiency")
     sigma: float = parameter(0.2, POSITIVE, "unconditional standard deviation of log labour efficiency")
     amin: float = parameter(0.0, NON_POSITIVE, "borrowing limit")
-    amax: float = parameter(60.0, POSITIVE, "largest assets of the histogram's grid")
+    amax: float = parameter(60.0, POSITIVE, "largest assets of the histogram's grid and the solver's")
     r: float = parameter(0.038784, Domain(-1.0), "interest rate per period, where it is given (equilibrium 'partial')")
     w: float = parameter(1.194121, POSITIVE, "wage of mean labour efficiency, where it is given ('partial')")
     max_steps_in_episode: int = parameter(200, Domain(1, open_low=False), "periods before truncation")
@@ -117,13 +117,9 @@ class Aiyagari(HouseholdEconomy):
                         f"{self.name}: {name} follows from the capital of equilibrium='general'; leave it out, or set "
                         "equilibrium='partial'"
                     )
-            return
-        least = float(np.min(params.r * params.amin + params.w * self.efficiency(params)[..., 0]))
-        if not least > 0:
-            raise UserError(
-                f"{self.name}: with the lowest income the interest on the debt amin = {float(np.min(params.amin)):g} "
-                "leaves nothing to consume; raise amin towards 0"
-            )
+            self.check_grid(params)
+        r, w = self.prices(self.least_capital(params), params) if self.prices_move else (params.r, params.w)
+        self.check_debt(r * params.amin + w * self.efficiency(params)[..., 0], params)
 
     def chain(self, params: Params) -> tuple[Float[Array, " S"], Float[Array, "S S"]]:
         """Log labour efficiency before scaling, and its transition matrix."""

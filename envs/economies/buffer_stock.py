@@ -120,9 +120,16 @@ class BufferStock(Economy):
         psi, theta = law.values[:, 0], law.values[:, 1]
         worst = float(jnp.min(params.interest / (params.growth * psi) * params.limit + theta))
         if worst < params.limit:
+            poorest = float(jnp.min(theta))
+            if poorest < 0:
+                raise UserError(
+                    f"{self.name}: sd_transitory = {params.sd_transitory:g} makes the lowest income {poorest:g}, below "
+                    "0; lower sd_transitory"
+                )
+            kind, remedy = ("a debt", "raise") if params.limit < 0 else ("least assets", "lower")
             raise UserError(
-                f"{self.name}: a debt at limit = {params.limit:g} cannot be kept in the worst case, which leaves "
-                f"{worst:g}; raise limit"
+                f"{self.name}: {kind} at limit = {params.limit:g} cannot be kept in the worst case, which leaves "
+                f"{worst:g}; {remedy} limit"
             )
 
     def initial_state(self, key: Array, params: Params) -> State:

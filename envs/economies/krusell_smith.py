@@ -39,7 +39,7 @@ class Params(EnvParams):
     spell_bad: float = parameter(2.5, Domain(1.0), "expected periods of an unemployment spell, in bad times")
     spell_good: float = parameter(1.5, Domain(1.0), "expected periods of an unemployment spell, in good times")
     amin: float = parameter(0.0, NON_POSITIVE, "borrowing limit")
-    amax: float = parameter(300.0, POSITIVE, "largest assets of the histogram's grid")
+    amax: float = parameter(300.0, POSITIVE, "largest assets of the histogram's grid and the solver's")
     max_steps_in_episode: int = parameter(200, Domain(1, open_low=False), "periods before truncation")
 
 
@@ -75,8 +75,14 @@ class KrusellSmith(HouseholdEconomy):
                 f"{self.name}: these spells and unemployment rates need chances of {own.min():.3g} to {own.max():.3g}; "
                 "narrow the gap between unemployment_bad and unemployment_good, or change the spells"
             )
-        if float(np.max(params.amin)) < 0 and float(np.min(params.benefit)) == 0:
-            raise UserError(f"{self.name}: amin below 0 needs a benefit, or the unemployed cannot pay interest")
+        self.check_grid(params)
+        if float(np.min(params.amin)) == 0:
+            return
+        productivity, hours = self.productivity(params), self.hours(params)
+        for z in (0, 1):
+            gross_return, wage = self.prices(self.least_capital(params), productivity[z], hours[z], params)
+            least = (gross_return - 1) * params.amin + self.incomes(wage, z, params).min(0)
+            self.check_debt(least, params, ", or raise benefit")
 
     def chances(self, params: Params) -> tuple[Float[Array, "2 2"], Float[Array, "2 2 2 2"]]:
         """Of z', and of employment given z and z': spells last as given, and unemployment is u(z) in every period."""

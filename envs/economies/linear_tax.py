@@ -11,9 +11,11 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jaxtyping import Array, Float
 
+from ...errors import UserError
 from .. import spaces
 from ..economy import Decision, Economy, Residuals
 from ..environment import NON_NEGATIVE, POSITIVE, Domain, EnvParams, EnvState, Reference, canonical_params, parameter
@@ -65,6 +67,14 @@ class LinearTax(Economy):
     def default_params(self) -> EnvParams:
         """The default calibration, as arrays."""
         return canonical_params(Params(skills=jnp.array(SKILLS)))
+
+    def check_params(self, params: Params) -> None:
+        """Skills are a list, one wage for each group."""
+        shape = np.shape(params.skills)
+        if len(shape) != 1 or not shape[0]:
+            raise UserError(
+                f"{self.name}: skills has shape {list(shape)}; give a list of wages, one for each group, such as [1, 2]"
+            )
 
     def agent_action_space(self, params: Params) -> spaces.Box:
         """The tax rate."""

@@ -115,8 +115,26 @@ class LogitPricing(Economy):
         return spaces.Box(params.lowest, params.highest, (1,), jnp.result_type(float))
 
     def check_params(self, params: Params) -> None:
-        """The answers must lie within the bounds."""
+        """Nothing is set that the variant does not read; the answers can be found and lie within the bounds."""
+        unread = {
+            "lowest": (bool(self.grid), "with a grid, whose reach is overshoot", "overshoot, or grid=None"),
+            "highest": (bool(self.grid), "with a grid, whose reach is overshoot", "overshoot, or grid=None"),
+            "overshoot": (not self.grid, "without a grid", "grid=15, or lowest and highest"),
+            "beta": (self.one_shot, "with memory=0, which is played once", "memory=1"),
+        }
+        for name, (idle, variant, remedy) in unread.items():
+            if idle and not np.allclose(getattr(params, name), getattr(Params(), name)):
+                value = float(np.max(getattr(params, name)))
+                raise UserError(
+                    f"{self.name}: {name} = {value:g} does not apply {variant}; leave it out, or set {remedy}"
+                )
         nash, monopoly = self.nash_price(params), self.monopoly_price(params)
+        if not bool(jnp.all(jnp.isfinite(nash) & jnp.isfinite(monopoly))):
+            mu = float(np.min(params.mu))
+            raise UserError(
+                f"{self.name}: mu = {mu:g} is too small beside these qualities and costs for prices to be found; "
+                "raise mu"
+            )
         if not self.grid and not bool(jnp.all((params.lowest < nash) & (monopoly < params.highest))):
             worst = jnp.min(nash), jnp.max(monopoly), jnp.max(params.lowest), jnp.min(params.highest)
             nash, monopoly, low, high = (f"{float(number):.6g}" for number in worst)

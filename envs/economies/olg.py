@@ -107,9 +107,10 @@ class OLG(Economy):
 
     def check_params(self, params: Params) -> None:
         """Depreciation has an order."""
-        low, high = np.asarray(params.delta_low), np.asarray(params.delta_high)
+        low, high = np.broadcast_arrays(params.delta_low, params.delta_high)
         if np.any(low > high):
-            raise UserError(f"{self.name}: delta_low = {low} must not be above delta_high = {high}; swap them")
+            low, high = low[low > high][0], high[low > high][0]
+            raise UserError(f"{self.name}: delta_low = {low:g} must not be above delta_high = {high:g}; swap them")
 
     def successor(self, state: State, next_state: State, params: Params) -> Int[Array, " A"]:
         """The same household one age up; -1 after the last."""

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jaxtyping import Array, Float
 
@@ -62,12 +63,13 @@ class StochasticAK(Economy):
 
     def check_params(self, params: Params) -> None:
         """Power utility, and a best policy inside the bounds whose value is finite."""
-        if float(params.gamma) == 1.0:
+        if np.any(np.asarray(params.gamma) == 1.0):
             raise UserError(f"{self.name}: gamma = 1 is log utility, which power utility leaves out; try gamma = 1.001")
-        share = float(saved_share(params))
-        if not LOW < share < 1.0:
+        share = np.asarray(saved_share(params))
+        outside = share[~((share > LOW) & (share < 1.0))]
+        if outside.size:
             raise UserError(
-                f"{self.name}: the best saved share at these parameters is {share:g}, outside ({LOW}, 1); "
+                f"{self.name}: the best saved share at these parameters is {outside[0]:g}, outside ({LOW}, 1); "
                 "change beta, gamma, mu or sigma"
             )
 

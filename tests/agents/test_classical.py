@@ -11,10 +11,11 @@ import equimorph
 from equimorph.agents import classical_agent
 from equimorph.agents.agent import View
 from equimorph.agents.classical import SOLVERS, solve, solve_with, solver
-from equimorph.agents.classical.inverse import state_of
+from equimorph.agents.classical.inverse import NEWTON_ROUNDS, StateOf, state_of
 from equimorph.agents.classical.log_linear import linear_rule
 from equimorph.envs.economies.growth import Growth, steady_ratios
 from equimorph.envs.economies.stochastic_ak import StochasticAK
+from equimorph.envs.environment import add_agent_axis
 from equimorph.errors import UserError
 
 
@@ -256,6 +257,33 @@ def test_a_state_is_found_behind_its_observation():
     np.testing.assert_allclose(found.z, states.z, rtol=1e-8)
 
 
+class _Cash(Growth):
+    """Agents see the log of cash, most of which has nothing to do with capital."""
+
+    def observation(self, state, params):
+        return jnp.stack([jnp.log(1 + 1e-3 * state.k**3), jnp.log(state.z)])
+
+
+@x64
+def test_newtons_steps_find_what_the_chord_does_not():
+    """And their derivatives are those of the inverse, forward and backward."""
+    env, params = _Cash(), equimorph.make("Growth-v0")[1]
+    inverse = state_of(env, params, lambda state: jnp.stack([state.k, state.z]))
+    assert isinstance(inverse, StateOf)
+    newton = StateOf(env, inverse.params, inverse.states, None, None, 0, NEWTON_ROUNDS)
+    states = some_states(env, params, 20)
+    far = states.replace(k=states.k * jnp.linspace(0.2, 5, 20))
+    seen = jax.vmap(env.observation, (0, None))(far, params)
+
+    def capital(observation):
+        return newton(observation[None]).k
+
+    np.testing.assert_allclose(jax.vmap(capital)(seen), far.k, rtol=1e-9)
+    exact = (1 + 1e-3 * far.k**3) / (3e-3 * far.k**2)
+    for derivative in (jax.jacfwd(capital), jax.jacrev(capital)):
+        np.testing.assert_allclose(jax.vmap(derivative)(seen)[:, 0], exact, rtol=1e-6)
+
+
 class _Blind(Growth):
     """Agents do not see capital."""
 
@@ -290,6 +318,44 @@ def test_a_solver_is_trained_saved_loaded_and_scored(tmp_path):
     np.testing.assert_allclose(centre[0], env.centre(params), rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("id", "agent", "options"),
+    [
+        ("Cournot-v0", "lq_nash", {"calibration": "adjustment"}),
+        ("Auction-v0", "closed_form", {}),
+        ("Aiyagari-v0", "aiyagari", {"labor_states": 2}),
+    ],
+)
+def test_an_agent_does_what_the_solution_says(id, agent, options):
+    env, params = equimorph.make(id, **options)
+    solved = classical_agent(agent, env, params)
+    state, _ = jax.jit(lambda key: solved.update(solved.init(key, env, params), None, None, key))(jax.random.key(0))
+    with jax.enable_x64(True):
+        env, params = equimorph.make(id, **options)
+        answer, policy = solve_with(agent, env, params), solved.policy(state)
+
+        def gap(state):
+            view = View(add_agent_axis(env, env.observation(state, params)), jnp.ones(env.num_agents, bool))
+            return jnp.max(jnp.abs(policy(view) - add_agent_axis(env, answer.policy(state))))
+
+        assert float(jnp.max(jax.vmap(gap)(some_states(env, params)))) < 1e-6
+
+
+@x64
+def test_households_are_found_behind_what_they_see():
+    """Each one's cash and own state, and the aggregates."""
+    env, params = equimorph.make("KrusellSmith-v0", num_households=4)
+
+    def all_that_policies_need(state):
+        return jnp.concatenate([state.a, state.own, jnp.stack([state.capital, state.z])])
+
+    inverse, states = state_of(env, params, all_that_policies_need), some_states(env, params)
+    found = jax.vmap(inverse)(jax.vmap(env.observation, (0, None))(states, params))
+    np.testing.assert_allclose(
+        jax.vmap(all_that_policies_need)(found), jax.vmap(all_that_policies_need)(states), rtol=1e-9, atol=1e-9
+    )
+
+
 def test_several_seeds_and_options():
     run = equimorph.train("BrockMirman-v0", "closed_form", num_seeds=2, progress=False)
     assert len(run.seeds) == 2
@@ -309,6 +375,16 @@ def test_several_seeds_and_options():
         ),
         ("Growth-v0", "closed_form", {}, "no closed form for these settings; use its solver, 'chebyshev'"),
         ("StochasticAK-v0", "value_iteration", {}, "no steady state to linearise at"),
+        ("Growth-v0", "lq_nash", {}, "'lq_nash' solves linear-quadratic games only, .*; use its solver, 'chebyshev'"),
+        ("FishWar-v0", "chebyshev", {}, "differentiate next period's policy, .*; use 'closed_form'"),
+        ("Cournot-v0", "chebyshev", {}, "no steady state to linearise at; use 'closed_form'"),
+        ("KrusellSmith-v0", "aiyagari", {}, "is for Aiyagari-v0; use its solver, 'krusell_smith'"),
+        (
+            "Irreversible-v0",
+            "log_linear",
+            {},
+            "limit irreversibility binds within 3 .*; use its solver, 'irreversible'",
+        ),
         ("Growth-v0", "chebishev", {}, "unknown agent 'chebishev'. Did you mean 'chebyshev'"),
         ("Growth-v0", "chebyshev", {"degre": 3}, "Did you mean 'agent.degree'"),
     ],

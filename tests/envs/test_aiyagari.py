@@ -343,6 +343,8 @@ def test_prices_and_inequality_are_reported():
         ({"calibration": "general", "r": 0.02}, "r follows from the capital"),
         ({"labor_states": 1}, "labor_states = 1 must be at least 2"),
         ({"amin": -20.0}, "leaves nothing to consume"),
+        ({"calibration": "general", "amin": -20.0}, "leaves nothing to consume"),
+        ({"calibration": "histogram", "amax": 1e-6}, "amax = 1e-06 must exceed the mean assets under full insurance"),
         ({"amin": 1.0}, "parameter amin"),
     ],
 )

@@ -248,7 +248,9 @@ def test_the_variants_keep_the_contract():
         ({"gamma": [2.0, 1.0]}, "gamma = 1 is log utility"),
         ({"beta": 0.99, "growth": 0.98}, "must be below 1, or no value is finite"),
         ({"beta": 0.99, "interest": 0.97}, "must be below 1, or the rich save"),
-        ({"limit": -10.0}, "a debt at limit = -10 cannot be kept"),
+        ({"limit": -10.0}, "a debt at limit = -10 cannot be kept.*; raise limit"),
+        ({"limit": 5.0}, "least assets at limit = 5 cannot be kept.*; lower limit"),
+        ({"transitory": "two_point", "sd_transitory": 1.5}, "sd_transitory = 1.5 makes the lowest income -0.5"),
     ],
 )
 def test_parameters_without_an_answer_are_refused(overrides, message):
@@ -261,5 +263,5 @@ def test_learners_and_solvers_that_do_not_fit_are_refused():
     env, params = make("two_point")
     with pytest.raises(UserError, match="not affine in its expectation"):
         DEQN(expectation="all_in_one").check(env, params, 16, 8)
-    with pytest.raises(UserError, match="'endogenous_grid' solves BufferStock-v0, not BrockMirman-v0"):
+    with pytest.raises(UserError, match="'endogenous_grid' solves BufferStock-v0 only.*'closed_form'"):
         solve_with("endogenous_grid", *equimorph.make("BrockMirman-v0"))

@@ -198,7 +198,9 @@ def test_the_equilibrium(known):
         ({"num_households": 1}, "num_households = 1 must be at least 2"),
         ({"grid_size": 20}, "grid_size = 20 applies to households='histogram'"),
         ({"concept": "planner"}, "concept of KrusellSmith-v0 'planner'"),
-        ({"amin": -1.0, "benefit": 0.0}, "amin below 0 needs a benefit"),
+        ({"amin": -1.0, "benefit": 0.0}, "amin = -1 leaves nothing to consume; raise amin towards 0, or raise benefit"),
+        ({"amin": -50.0}, "the interest on the debt amin = -50 leaves nothing to consume"),
+        ({"amax": 30.0}, "amax = 30 must exceed the mean assets under full insurance, 3"),
     ],
 )
 def test_what_does_not_go_together(overrides, message):

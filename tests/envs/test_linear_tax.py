@@ -105,6 +105,19 @@ def test_everything_taxed_is_finite_and_reported():
     assert np.isfinite(jax.grad(lambda t: welfare(t, params))(1.0))
 
 
+@pytest.mark.parametrize(
+    ("skills", "message"),
+    [
+        ([], "parameter skills is empty; give at least one number"),
+        ([[1.0, 2.0]], r"skills has shape \[1, 2\]; give a list of wages"),
+        (1.0, r"skills has shape \[\]; give a list of wages"),
+    ],
+)
+def test_skills_are_a_list(skills, message):
+    with pytest.raises(UserError, match=message):
+        make(skills=skills)
+
+
 def test_mistakes_are_named():
     with pytest.raises(UserError, match=r"parameter skills = .* lie in \(0, inf\)"):
         make(skills=[0.5, -1.0])

@@ -216,6 +216,12 @@ def test_a_team_earns_the_mean():
         ({"grid": 1}, "grid = 1 must be at least 2"),
         ({"memory": 2}, "memory = 2 must be 0"),
         ({"highest": 1.9}, r"the monopoly price 1.92498 must lie within \(lowest, highest\) = \(1, 1.9\)"),
+        ({"mu": 1e-6}, "mu = 1e-06 is too small"),
+        ({"grid": 15, "lowest": 1.2}, "lowest = 1.2 does not apply with a grid"),
+        ({"grid": 15, "highest": 3.0}, "highest = 3 does not apply with a grid"),
+        ({"overshoot": 0.5}, "overshoot = 0.5 does not apply without a grid"),
+        ({"beta": 0.5}, "beta = 0.5 does not apply with memory=0"),
+        ({"memory": 1, "grid": 2.5}, "option grid must be a whole number or None, got 2.5"),
         ({"concept": "planner"}, "unknown concept of LogitPricing-v0 'planner'"),
     ],
 )
