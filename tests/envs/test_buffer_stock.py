@@ -263,5 +263,5 @@ def test_learners_and_solvers_that_do_not_fit_are_refused():
     env, params = make("two_point")
     with pytest.raises(UserError, match="not affine in its expectation"):
         DEQN(expectation="all_in_one").check(env, params, 16, 8)
-    with pytest.raises(UserError, match="'endogenous_grid' solves BufferStock-v0 only.*'closed_form'"):
+    with pytest.raises(UserError, match=r"'endogenous_grid' solves BufferStock-v0 only.*'closed_form'"):
         solve_with("endogenous_grid", *equimorph.make("BrockMirman-v0"))
