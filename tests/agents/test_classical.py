@@ -356,6 +356,7 @@ def test_households_are_found_behind_what_they_see():
     )
 
 
+@pytest.mark.extended
 def test_several_seeds_and_options():
     run = equimorph.train("BrockMirman-v0", "closed_form", num_seeds=2, progress=False)
     assert len(run.seeds) == 2

@@ -244,6 +244,7 @@ def test_every_household_meets_its_own_chances():
     np.testing.assert_allclose(np.corrcoef(drawn.T), np.eye(7), atol=0.03)
 
 
+@pytest.mark.extended
 def test_agents_and_histogram_are_one_economy():
     """The same cross-section has the same conditions, by 43 common numbers or by the chances of own states."""
     (sample, params), (histogram, _) = (

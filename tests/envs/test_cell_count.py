@@ -207,7 +207,7 @@ def exact_expectation(weight, params, capacity):
     return total
 
 
-@pytest.mark.parametrize("capacity", [8, 3])
+@pytest.mark.parametrize("capacity", [pytest.param(8, marks=pytest.mark.extended), 3])
 def test_gradient_of_the_score_is_unbiased(capacity):
     """Capacity 8 holds every outcome; with 3 most episodes overflow, and what is dropped must not bias the score."""
     with jax.enable_x64(True):

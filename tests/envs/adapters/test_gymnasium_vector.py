@@ -267,7 +267,7 @@ def test_gymnasiums_wrappers_work(env_id):
     assert recorded >= 3
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_pictures_and_a_video_of_all(tmp_path):
     envs = make("CellCount-v0", 2, render_mode="rgb_array", **SHORT["CellCount-v0"])
     filmed = wrappers.RecordVideo(envs, str(tmp_path / "videos"), episode_trigger=lambda episode: True)

@@ -321,7 +321,7 @@ def test_they_go_out_again_by_another_door():
 # -- learning ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_mappo_learns_to_spread():
     """A short run: everything finite, and a return well above the untrained policy's."""
     env, params = make("MPE_simple_spread_v3")

@@ -9,6 +9,7 @@ from equimorph.envs.economies.brock_mirman import BrockMirman
 from equimorph.errors import UserError
 
 stable_baselines3 = pytest.importorskip("stable_baselines3")
+torch = pytest.importorskip("torch")
 
 from equimorph.envs.adapters.stable_baselines3 import StableBaselines3VecEnv  # noqa: E402
 
@@ -65,6 +66,7 @@ def test_monitor_counts_whole_episodes():
 @pytest.mark.slow
 def test_ppo_learns_to_save():
     """Behind Gymnasium's RescaleAction; a saved share of s costs 1 - exp((1 - beta) (V(s) - V(alpha beta)))."""
+    torch.set_num_threads(1)  # with several, threads of a small network wait for each other
     inner = vector("BrockMirman-v0", 64)
     env = gymnasium.wrappers.vector.RescaleAction(inner, np.float32(-1), np.float32(1))
     model = stable_baselines3.PPO(
