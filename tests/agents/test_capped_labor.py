@@ -55,5 +55,5 @@ def test_a_cap_at_mean_labor_binds_half_of_the_time():
 
 def test_other_economies_are_refused():
     env, params = equimorph.make("RBCLabor-v0")
-    with pytest.raises(UserError, match="labor_cap='mean'; use 'chebyshev'"):
+    with pytest.raises(UserError, match="labor_cap='mean'; use its solver, 'chebyshev'"):
         solve_with("capped_labor", env, params)

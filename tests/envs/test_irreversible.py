@@ -244,5 +244,5 @@ def test_what_does_not_fit_is_refused():
         make(gamma=1.0)
     with pytest.raises(UserError, match="parameter phi"):
         make(phi=1.0)
-    with pytest.raises(UserError, match="'irreversible' solves Irreversible-v0, not BrockMirman-v0"):
+    with pytest.raises(UserError, match="'irreversible' solves Irreversible-v0 only; use 'closed_form'"):
         solve_with("irreversible", *equimorph.make("BrockMirman-v0"))
