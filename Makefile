@@ -15,7 +15,7 @@ train: .venv/.ready
 test: lint
 	$(BIN)/pytest -n $(WORKERS) -m "not extended"
 
-## Further environments of other libraries, on top of `make test`.
+## Further calibrations, structures and environments of other libraries, on top of `make test`.
 extended: .venv/.ready-dev
 	$(BIN)/pytest -n $(WORKERS) -m extended
 

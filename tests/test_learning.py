@@ -28,7 +28,7 @@ def test_reward_learners_solve_brock_mirman(agent):
     assert report["untrained"]["welfare_loss"] > 0.06
 
 
-@pytest.mark.parametrize("expectation", ["quadrature", "all_in_one"])
+@pytest.mark.parametrize("expectation", ["quadrature", pytest.param("all_in_one", marks=pytest.mark.extended)])
 def test_deqn_finds_a_share_that_depends_on_the_shock(expectation):
     _, report = scored("StochasticAK-v0", "deqn", expectation=expectation)
     assert report["policy_error"] <= 1e-3
@@ -56,7 +56,7 @@ def test_reward_learner_finds_the_planners_solution():
     [
         ("mappo", {}),
         ("reinforce", {}),
-        ("reinforce", {"score": "events", "env": {"mode": "hazard"}}),
+        pytest.param("reinforce", {"score": "events", "env": {"mode": "hazard"}}, marks=pytest.mark.extended),
     ],
 )
 def test_tissue_learns_its_size(agent, settings):

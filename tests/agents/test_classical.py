@@ -323,7 +323,7 @@ def test_a_solver_is_trained_saved_loaded_and_scored(tmp_path):
     [
         ("Cournot-v0", "lq_nash", {"calibration": "adjustment"}),
         ("Auction-v0", "closed_form", {}),
-        ("Aiyagari-v0", "aiyagari", {"labor_states": 2}),
+        pytest.param("Aiyagari-v0", "aiyagari", {"labor_states": 2}, marks=pytest.mark.extended),
     ],
 )
 def test_an_agent_does_what_the_solution_says(id, agent, options):

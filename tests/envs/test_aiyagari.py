@@ -186,6 +186,7 @@ def test_consuming_one_percent_more_today_is_an_error_of_at_least_that():
     assert -0.0125 < error(1.01) < 1 / 1.01 - 1
 
 
+@pytest.mark.extended
 def test_where_the_limit_binds_the_household_would_consume_more():
     env, params = make()
     policy = solve(env, params).policy
@@ -271,7 +272,7 @@ def test_lotteries_keep_people_and_means():
     assert moved.sum(axis=0) @ grid == pytest.approx(float(mass @ saved))
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_histogram_stays_in_equilibrium(general):
     """From the solver's stationary distribution, at capital's own prices and on a coarser grid, capital stays."""
     env, params = make(calibration="histogram", grid_size=100)

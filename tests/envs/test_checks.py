@@ -27,6 +27,7 @@ def test_every_registered_environment(id):
     check_environment(*equimorph.make(id))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("id", "calibration"),
     [

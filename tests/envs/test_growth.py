@@ -69,6 +69,7 @@ def test_consumption_and_value(known, gamma):
     assert consumption(env, params, at(env, params, 1.0, np.exp(0.03))) == pytest.approx(lucky, abs=1e-9)
 
 
+@pytest.mark.extended
 def test_annual_log_calibration():
     """The policy at the steady state, and the rule that is linear in capital and log productivity."""
     env, params = make(calibration="annual_log")

@@ -246,7 +246,7 @@ def test_published_points_of_the_smooth_calibration(known):
     np.testing.assert_allclose(look([1.1, 0.9], 0.0)["capital"], 0.9998818, atol=5e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_published_points_with_adjustment_costs():
     env, params = make(calibration="adjustment")
     answer = solve_with("chebyshev", env, params, degree=4, order=3, width=4.0)

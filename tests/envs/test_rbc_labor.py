@@ -122,6 +122,7 @@ def test_risk_averse_calibration():
     assert float(means.mean()) == pytest.approx(45.94, abs=3 * error)
 
 
+@pytest.mark.extended
 def test_a_cap_that_never_binds_changes_nothing(known):
     env, params = make(labor_cap="mean", cap=0.6)
     answer, state = solve_with("capped_labor", env, params), at(env, params)

@@ -141,7 +141,7 @@ def test_illegal_actions_are_not_available():
         np.testing.assert_array_equal(available, expected)
 
 
-SEVERAL = ["CellCount-v0", "FishWar-v0", "OLG-v0", "IRBC-v0", "KrusellSmith-v0", "Cournot-v0", "Auction-v0"]
+SEVERAL = ["FishWar-v0", "OLG-v0", "IRBC-v0", "KrusellSmith-v0", "Cournot-v0", "Auction-v0"]
 
 
 @pytest.mark.parametrize("id", [*SEVERAL, "BrockMirman-v0"])
