@@ -93,7 +93,9 @@ def close(one, other):
         np.testing.assert_allclose(x, y, rtol=2e-3, atol=2e-4)
 
 
-@pytest.mark.parametrize("how", [{}, pytest.param({"fresh_episodes": True}, marks=pytest.mark.extended), {"num_seeds": 2}])
+@pytest.mark.parametrize(
+    "how", [{}, pytest.param({"fresh_episodes": True}, marks=pytest.mark.extended), {"num_seeds": 2}]
+)
 def test_a_run_on_the_host_is_the_compiled_run(how):
     """The same decision problem in both worlds, and the same keys: the same learning, number by number."""
     agent = small_mappo(box=False)
