@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import equimorph
+from equimorph.agents import MAPPO, REINFORCE
+from equimorph.agents.agent import check_pair
 from equimorph.agents.classical import solve
 from equimorph.agents.classical.aiyagari import equilibrium, household_policy, model_of
 from equimorph.agents.deqn import residuals
@@ -378,3 +380,11 @@ def test_debt_up_to_the_limit():
     answer = household_policy(model_of(env, params, 300), float(params.r), float(params.w), None)
     assert answer.saved.min() == pytest.approx(-1)
     assert float(solve(env, params).policy(state)[0]) == 0
+
+
+@pytest.mark.parametrize("learner", [MAPPO, REINFORCE])
+def test_rewards_are_not_learnt_from_where_nobody_is_followed(learner):
+    env, params = make(calibration="histogram")
+    with pytest.raises(UserError, match=r"points of a histogram.*households='agents', or agent 'deqn'"):
+        check_pair(learner(), env, params, 8, 8)
+    check_pair(learner(), *make(calibration="general"), 8, 8)
