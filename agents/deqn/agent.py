@@ -14,17 +14,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from ..envs import spaces
-from ..envs.economy import Decision, Economy
-from ..envs.environment import Environment, EnvParams, EnvState, add_agent_axis, drop_agent_axis
-from ..envs.quadrature import DEFAULT_ORDER
-from ..envs.shocks import ShockLaw
-from ..errors import UserError, unknown
-from .agent import Agent, Context, Policy, Rollout, View, check_applies, check_range, optional_scalar, scalar
-from .policies.actor import Actor, ActorPolicy, observation_size
-from .policies.heads import AuxiliaryHead, Head, make_auxiliary_head, make_head
-from .policies.networks import check_network
-from .steppers import Stepper, Terms, check_schedule, make_stepper, scheduled
+from ...envs import spaces
+from ...envs.economy import Decision, Economy
+from ...envs.environment import Environment, EnvParams, EnvState, drop_agent_axis
+from ...envs.quadrature import DEFAULT_ORDER
+from ...envs.shocks import ShockLaw
+from ...errors import UserError, unknown
+from ..agent import Agent, Context, Rollout, View, check_applies, check_range, optional_scalar, scalar
+from ..policies.actor import Actor, ActorPolicy, observation_size
+from ..policies.heads import AuxiliaryHead, Head, make_auxiliary_head, make_head
+from ..policies.networks import check_network
+from ..steppers import Stepper, Terms, check_schedule, make_stepper, scheduled
+from .residuals import policy_decision, residuals
 
 EXPECTATIONS = ("quadrature", "all_in_one", "mc")
 FEWEST_DRAWS = 64
@@ -227,17 +228,6 @@ class DEQN(Agent):
         return residuals(decide, state, nodes, weights, env, params)
 
 
-def policy_decision(policy: Policy, env: Economy, params: EnvParams) -> Callable[[EnvState], Decision]:
-    """The map from a state to what the policy decides there, in the economy's own shapes."""
-
-    def decide(state: EnvState) -> Decision:
-        observation = add_agent_axis(env, env.observation(state, params))
-        view = View(observation, env.agent_mask(state, params), env.action_mask(state, params))
-        return drop_agent_axis(env, policy.decision(view))
-
-    return decide
-
-
 def _central_decision(env: Economy, params: EnvParams) -> Decision:
     """The centre's actions, and the auxiliary outputs of a zero network."""
     auxiliary = make_auxiliary_head(env, params)
@@ -246,32 +236,3 @@ def _central_decision(env: Economy, params: EnvParams) -> Decision:
         None if auxiliary is None else auxiliary(jnp.zeros(auxiliary.size, jnp.result_type(float))),
     )
     return drop_agent_axis(env, jax.tree.map(lambda x: jnp.stack([x] * env.num_agents), one))
-
-
-def residuals(
-    decide: Callable[[EnvState], Decision],
-    state: EnvState,
-    nodes: Array,
-    weights: Float[Array, " J"],
-    env: Economy,
-    params: EnvParams,
-    report: Callable | None = None,
-) -> dict[str, Array]:
-    """The two-stage residuals at one state: first the expectations over the nodes, then the conditions.
-
-    Args:
-        decide: the policy, used today and tomorrow.
-        state: one state.
-        nodes, weights: of next period's shock, `[J, ...]` and `[J]`.
-        env, params: the economy.
-        report: what to make of the expectations; `env.conditions` unless given.
-    """
-    decision = decide(state)
-
-    def inside(shock):
-        following = env.transition(state, decision.action, shock, params)
-        return env.expectation_terms(state, decision, following, decide(following), params, next_policy=decide)
-
-    terms = jax.vmap(inside)(nodes)
-    expected = jax.tree.map(lambda h: jnp.tensordot(weights, h, axes=1), terms)
-    return (report or env.conditions)(state, decision, expected, params)
