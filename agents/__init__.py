@@ -7,11 +7,28 @@ from .._lazy import lazy_attributes
 if TYPE_CHECKING:
     from .agent import Agent
     from .classical.agent import Classical, classical_agent
+    from .classical.log_linear import LinearRule, linearize
     from .deqn import DEQN
+    from .dynare import DynareNames, read_dynare, write_dynare
+    from .linear import LinearBase, linear_base
     from .mappo import MAPPO
     from .reinforce import REINFORCE
 
-__all__ = ["DEQN", "MAPPO", "REINFORCE", "Agent", "Classical", "classical_agent"]
+__all__ = [
+    "DEQN",
+    "MAPPO",
+    "REINFORCE",
+    "Agent",
+    "Classical",
+    "DynareNames",
+    "LinearBase",
+    "LinearRule",
+    "classical_agent",
+    "linear_base",
+    "linearize",
+    "read_dynare",
+    "write_dynare",
+]
 
 __getattr__, __dir__ = lazy_attributes(
     __name__,
@@ -19,8 +36,15 @@ __getattr__, __dir__ = lazy_attributes(
         "Agent": ".agent",
         "Classical": ".classical.agent",
         "DEQN": ".deqn",
+        "DynareNames": ".dynare",
+        "LinearBase": ".linear",
+        "LinearRule": ".classical.log_linear",
         "MAPPO": ".mappo",
         "REINFORCE": ".reinforce",
         "classical_agent": ".classical.agent",
+        "linear_base": ".linear",
+        "linearize": ".classical.log_linear",
+        "read_dynare": ".dynare",
+        "write_dynare": ".dynare",
     },
 )

@@ -100,6 +100,14 @@ class Agent(eqx.Module):
     def check(self, env: Environment, params: EnvParams, num_steps: int, num_envs: int) -> None:
         """Raise `UserError` where this configuration does not fit; called once, before any tracing."""
 
+    def prepare(self, env: Environment, params: EnvParams) -> Agent:
+        """The agent with all that has to be computed on the host, once, before anything is compiled.
+
+        Called with concrete parameters, after `check`; what it returns is used in this agent's place. Unless overridden
+        it is the agent itself.
+        """
+        return self
+
     @abc.abstractmethod
     def init(self, key: Array, env: Environment, params: EnvParams) -> PyTree:
         """The initial agent state: networks, head, stepper state, baselines: arrays only."""
@@ -121,6 +129,14 @@ class Agent(eqx.Module):
     @abc.abstractmethod
     def policy(self, state: PyTree) -> Policy:
         """The policy inside `state`."""
+
+    def restart(self, state: PyTree, env: Environment, params: EnvParams) -> PyTree:
+        """`state` of the same learner under another stepper, as a start for this one's: all but the stepper's own.
+
+        Raises:
+            UserError: it has no stepper.
+        """
+        raise UserError(f"{type(self).__name__} has no stepper that training.switch could change; leave it out")
 
 
 def check_pair(agent: Agent, env: Environment, params: EnvParams, num_steps: int, num_envs: int) -> None:

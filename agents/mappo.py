@@ -32,9 +32,10 @@ from .estimators import generalised_advantage, masked_mean, normalise
 from .policies.actor import Actor, ActorPolicy, flat_observation, observation_size
 from .policies.heads import Head, make_head
 from .policies.networks import MLP, check_network
-from .steppers import Stepper, Terms, check_schedule, make_stepper, scheduled
+from .steppers import Stepper, Terms, check_policy_gradient, check_schedule, make_stepper, scheduled
 
 CRITICS = ("local", "global", "global+local")
+NUM_LOSSES = 3
 
 
 class ActorCritic(eqx.Module):
@@ -99,6 +100,7 @@ class MAPPO(Agent):
         learning_rate: of the stepper.
         schedule: "constant", "linear" or "cosine", over all gradient steps of the run.
         final_rate: where the schedule ends, as a share of `learning_rate`; 0 unless set.
+        warmup: gradient steps over which the rate first grows linearly from nothing.
         gamma: discount; None takes the environment's own, transition by transition.
         gae_lambda: of the advantage estimates.
         clip: of the probability ratio.
@@ -114,13 +116,14 @@ class MAPPO(Agent):
         widths: hidden sizes of actor and critic.
         activation: of both.
         initial_std: of a Box action before the squash, at the start; 0.5 unless set.
-        stepper: an optimizer's name, a mapping of `Gradient`'s arguments, or a `Stepper`; Adam with a global-norm
-            limit of 0.5 by default.
+        stepper: a name such as "adam" or "pcgrad", a mapping as `make_stepper` takes it, or a `Stepper`; Adam with a
+            global-norm limit of 0.5 by default. None that needs residuals or searches along a line.
     """
 
     learning_rate: Float[Array, ""] = eqx.field(default=3e-4, converter=scalar)
     schedule: str = eqx.field(default="constant", static=True)
     final_rate: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    warmup: int = eqx.field(default=0, static=True)
     gamma: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
     gae_lambda: Float[Array, ""] = eqx.field(default=0.95, converter=scalar)
     clip: Float[Array, ""] = eqx.field(default=0.2, converter=scalar)
@@ -137,10 +140,12 @@ class MAPPO(Agent):
     stepper: Stepper = eqx.field(default="adam", converter=lambda value: make_stepper(value, max_norm=0.5))
 
     def __check_init__(self):
+        check_policy_gradient(self.stepper)
         check_schedule(self.schedule, self.final_rate)
         check_range("final_rate", self.final_rate, 0, 1)
         check_network(self.widths, self.activation)
         check_range("learning_rate", self.learning_rate, 0)
+        check_range("warmup", self.warmup, 0)
         check_range("gamma", self.gamma, 0, 1)
         check_range("gae_lambda", self.gae_lambda, 0, 1)
         check_range("clip", self.clip, 0)
@@ -180,7 +185,10 @@ class MAPPO(Agent):
         critic = MLP(key_critic, size, 1, self.widths, self.activation, 1.0)
         nets = ActorCritic(actor, critic)
         zero = jnp.zeros((), jnp.result_type(float))
-        return MAPPOState(nets, head, self.stepper.init(nets), ValueScale(zero, zero, zero))
+        return MAPPOState(nets, head, self.stepper.init(nets, num_terms=NUM_LOSSES), ValueScale(zero, zero, zero))
+
+    def restart(self, state: MAPPOState, env: Environment, params: EnvParams) -> MAPPOState:
+        return state._replace(stepper=self.stepper.init(state.nets, num_terms=NUM_LOSSES))
 
     def initial_memory(self, state, env, params) -> tuple:
         return ()
@@ -210,7 +218,7 @@ class MAPPO(Agent):
 
         def minibatch_step(carry, minibatch):
             nets, stepper, count = carry
-            rate = scheduled(self.schedule, self.learning_rate, final, count, planned)
+            rate = scheduled(self.schedule, self.learning_rate, final, count, planned, self.warmup)
             nets, stepper, terms = self.stepper.step(
                 lambda n: self._terms(n, state.head, minibatch), nets, stepper, rate
             )

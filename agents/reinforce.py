@@ -34,7 +34,7 @@ from .estimators import masked_mean, returns_to_go, steps_to_end
 from .policies.actor import Actor, ActorPolicy, flat_observation, observation_size
 from .policies.heads import Head, make_head
 from .policies.networks import check_network
-from .steppers import Stepper, Terms, check_schedule, make_stepper, scheduled
+from .steppers import Stepper, Terms, check_policy_gradient, check_schedule, make_stepper, scheduled
 
 SCORES = ("actions", "events")
 BASELINES = ("none", "running_mean", "leave_one_out")
@@ -60,6 +60,7 @@ class REINFORCE(Agent):
         learning_rate: of the stepper.
         schedule: "constant", "linear" or "cosine", over the run's updates.
         final_rate: where the schedule ends, as a share of `learning_rate`; 0 unless set.
+        warmup: updates over which the rate first grows linearly from nothing.
         gamma: discount of the returns; None takes the environment's own, transition by transition.
         score: whose log-probability is differentiated: the policy's own sampled "actions", or the simulator's recorded
             "events" under the policy's deterministic output (environments with scored events only).
@@ -78,6 +79,7 @@ class REINFORCE(Agent):
     learning_rate: Float[Array, ""] = eqx.field(default=3e-3, converter=scalar)
     schedule: str = eqx.field(default="constant", static=True)
     final_rate: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    warmup: int = eqx.field(default=0, static=True)
     gamma: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
     score: str = eqx.field(default="actions", static=True)
     baseline: str = eqx.field(default="leave_one_out", static=True)
@@ -90,10 +92,12 @@ class REINFORCE(Agent):
     stepper: Stepper = eqx.field(default="adam", converter=make_stepper)
 
     def __check_init__(self):
+        check_policy_gradient(self.stepper)
         check_schedule(self.schedule, self.final_rate)
         check_range("final_rate", self.final_rate, 0, 1)
         check_network(self.widths, self.activation)
         check_range("learning_rate", self.learning_rate, 0)
+        check_range("warmup", self.warmup, 0)
         check_range("gamma", self.gamma, 0, 1)
         check_range("baseline_decay", self.baseline_decay, 0, LONGEST_MEMORY)
         check_range("entropy", self.entropy, 0)
@@ -132,7 +136,14 @@ class REINFORCE(Agent):
         head = make_head(env, params, self.initial_std)
         spread = head.spread() if self.score == "actions" else None
         nets = Actor(key, observation_size(env, params), head.size, spread, self.widths, self.activation)
-        return REINFORCEState(nets, head, self.stepper.init(nets), jnp.zeros((), jnp.result_type(float)), jnp.int32(0))
+        zero = jnp.zeros((), jnp.result_type(float))
+        return REINFORCEState(nets, head, self._fresh_stepper(nets), zero, jnp.int32(0))
+
+    def restart(self, state: REINFORCEState, env: Environment, params: EnvParams) -> REINFORCEState:
+        return state._replace(stepper=self._fresh_stepper(state.nets))
+
+    def _fresh_stepper(self, nets: Actor) -> PyTree:
+        return self.stepper.init(nets, num_terms=2 if self.score == "actions" else 1)
 
     def initial_memory(self, state, env, params) -> tuple:
         return ()
@@ -154,7 +165,9 @@ class REINFORCE(Agent):
         returns = returns_to_go(reward, discount, done, rollout.successor)
         weight = jnp.where(scored, returns - self._baseline(state, returns, mask), 0)
         final = 0.0 if self.final_rate is None else self.final_rate
-        rate = scheduled(self.schedule, self.learning_rate, final, context.iteration, context.num_iterations)
+        rate = scheduled(
+            self.schedule, self.learning_rate, final, context.iteration, context.num_iterations, self.warmup
+        )
 
         def objective(nets: Actor) -> Terms:
             output = nets(flat_observation(rollout.view.observation, mask))

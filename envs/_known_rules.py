@@ -14,6 +14,7 @@ from jaxtyping import Array, PyTree
 from ..errors import did_you_mean
 from ._probe import TOLERANCE, Probe, finite, gap, is_float, kind, named_leaves, outside
 from .economy import Decision, Economy
+from .economy_wrappers import EconomyWrapper
 from .environment import Environment, EnvParams, EnvState
 from .shocks import Discrete, Normal
 from .wrappers import Wrapper
@@ -47,7 +48,8 @@ def capabilities_are_true(probe: Probe) -> Iterator[str]:
             yield f"capability {name!r} is unknown.{hint}"
     for name, base in (("score", Environment), ("conditions", Economy)):
         own = env
-        while isinstance(own, Wrapper) and name in vars(Wrapper):  # it passes on what it does not override
+        # it passes on what it does not override
+        while isinstance(own, Wrapper) and (name in vars(Wrapper) or isinstance(own, EconomyWrapper)):
             own = own.inner
         if (
             isinstance(own, base)

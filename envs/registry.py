@@ -13,6 +13,8 @@ import numpy as np
 from ..errors import UserError, unknown
 from .catalog import LIBRARIES, is_foreign, load_attribute, spec
 from .environment import Environment, EnvParams, canonical_params, validate_params
+from .family import Family
+from .history import with_window
 
 # What `make(api=...)` returns, and the functions that build it.
 DOORS = {
@@ -20,20 +22,43 @@ DOORS = {
     "pettingzoo": ".adapters.pettingzoo:make_pettingzoo",
     "jaxmarl": ".adapters.jaxmarl:make_jaxmarl",
 }
+GENERAL_OPTIONS = ("window", "inputs")
 DOOR_OPTIONS = ("num_envs", "render_mode", "autoreset_mode")
 
 
 @overload
 def make(
-    id: str, *, api: Literal["gymnax"] = "gymnax", calibration: str | None = None, **overrides: Any
+    id: str,
+    *,
+    api: Literal["gymnax"] = "gymnax",
+    calibration: str | None = None,
+    window: int | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    **overrides: Any,
 ) -> tuple[Environment, EnvParams]: ...
 
 
 @overload
-def make(id: str, *, api: str, calibration: str | None = None, **overrides: Any) -> Any: ...
+def make(
+    id: str,
+    *,
+    api: str,
+    calibration: str | None = None,
+    window: int | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    **overrides: Any,
+) -> Any: ...
 
 
-def make(id: str, *, api: str = "gymnax", calibration: str | None = None, **overrides: Any) -> Any:
+def make(
+    id: str,
+    *,
+    api: str = "gymnax",
+    calibration: str | None = None,
+    window: int | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    **overrides: Any,
+) -> Any:
     """Build an environment, for the interface that you know.
 
     Args:
@@ -41,6 +66,9 @@ def make(id: str, *, api: str = "gymnax", calibration: str | None = None, **over
             environment: "gymnasium:CartPole-v1", "jaxmarl:MPE_simple_spread_v3", "brax:ant", "jumanji:Snake-v1".
         api: "gymnax", "gymnasium" (with `num_envs=`, a vector environment), "pettingzoo" or "jaxmarl".
         calibration: a named calibration of that environment; None is the default one.
+        window: what an agent sees are its last `window` observations (see `history.Windowed`); None, the last one.
+        inputs: of an economy, parameters that are drawn for each episode, and seen, `{"beta": (0.9, 0.97)}`: one policy
+            answers for all (see `family.Family`).
         **overrides: constructor options (`concept="competitive"`) and parameters (`beta=0.99`), on top of it; and the
             options of the interface, such as `render_mode="rgb_array"`.
 
@@ -66,7 +94,16 @@ def make(id: str, *, api: str = "gymnax", calibration: str | None = None, **over
         if id.startswith("gymnasium:"):
             name = id.partition(":")[2]
             raise UserError(f"{id} is Gymnasium's own, stepped on the host; call gymnasium.make({name!r}) itself")
-        return load_attribute(DOORS[api])(id, calibration=calibration, **overrides)
+        general = {name: value for name, value in (("window", window), ("inputs", inputs)) if value is not None}
+        return load_attribute(DOORS[api])(id, calibration=calibration, **general, **overrides)
+    env, params = _plain(id, calibration, overrides)
+    if inputs is not None:
+        env, params = _family(env, params, inputs, overrides)
+    return (env, params) if window is None else (with_window(env, window), params)
+
+
+def _plain(id: str, calibration: str | None, overrides: dict[str, Any]) -> tuple[Environment, EnvParams]:
+    """The environment without what `make` puts around any."""
     for name in DOOR_OPTIONS:
         if name in overrides:
             raise UserError(
@@ -86,6 +123,19 @@ def make(id: str, *, api: str = "gymnax", calibration: str | None = None, **over
             raise unknown(f"calibration of {id}", calibration, found.calibrations)
         overrides = {**found.calibrations[calibration], **overrides}
     return build(id, found.load(), dict(found.options), overrides)
+
+
+def _family(
+    env: Environment, params: EnvParams, inputs: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> tuple[Environment, EnvParams]:
+    """An economy with `inputs`, which are not set as well."""
+    family = Family(env, inputs)  # pyright: ignore[reportArgumentType] - it refuses what is no economy
+    for name, *_ in family.inputs:
+        if name in overrides:
+            raise UserError(f"{env.name}: parameter {name} is both set and one of inputs, which draws it; keep one")
+    params = family.usual(params)
+    family.check_params(params)
+    return family, params
 
 
 def build(

@@ -56,6 +56,23 @@ class ShockLaw(eqx.Module):
         """The rule and order for a report: the most accurate within the limit on nodes."""
         return self.rules[0], quadrature.FINEST
 
+    @property
+    def normals(self) -> int | None:
+        """How many standard normal draws a shock is made of; None where it is made of something else."""
+        return None
+
+    def from_normal(self, normal: Float[Array, "... d"], size: Float[Array, " d"]) -> Array:
+        """The shocks that standard normal draws make, at a share of their own size, their mean kept.
+
+        Args:
+            normal: `[..., normals]`.
+            size: `[normals]`; 1 is the law itself, 0 its mean for certain.
+
+        Raises:
+            UserError: the law is not made of normal draws.
+        """
+        raise UserError(f"{type(self).__name__} shocks are not made of normal draws")
+
 
 class Normal(ShockLaw):
     """`d` independent standard normal draws; an economy scales them itself.
@@ -81,6 +98,13 @@ class Normal(ShockLaw):
     def finest(self) -> tuple[str, int]:
         return quadrature.finest(self.d)
 
+    @property
+    def normals(self) -> int:
+        return self.d
+
+    def from_normal(self, normal: Float[Array, "... d"], size: Float[Array, " d"]) -> Float[Array, "... d"]:
+        return size * normal
+
 
 class Lognormal(ShockLaw):
     """`d` independent lognormal draws, `exp(mu + sigma eps)`; an entry with `sigma` 0 is the constant `exp(mu)`.
@@ -104,6 +128,13 @@ class Lognormal(ShockLaw):
 
     def finest(self) -> tuple[str, int]:
         return self._normal().finest()
+
+    @property
+    def normals(self) -> int:
+        return self.mu.shape[0]
+
+    def from_normal(self, normal: Float[Array, "... d"], size: Float[Array, " d"]) -> Float[Array, "... d"]:
+        return jnp.exp(self.mu + self.sigma**2 * (1 - size**2) / 2 + size * self.sigma * normal)
 
     def _normal(self) -> Normal:
         return Normal(self.mu.shape[0])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..errors import UserError
@@ -13,11 +15,51 @@ from . import spaces
 from .environment import Environment, EnvParams, EnvState, Reference
 
 
+@struct.dataclass
+class WrappedState(EnvState):
+    """A state inside another that carries more.
+
+    Attributes:
+        inner: the state of the environment that is wrapped.
+    """
+
+    inner: Any
+
+
+def innermost(state: EnvState) -> EnvState:
+    """The state of the environment that all wrappers are around: what the world itself is in."""
+    while isinstance(state, WrappedState):
+        state = state.inner
+    return state
+
+
+def with_innermost(state: EnvState, inner: EnvState) -> EnvState:
+    """`state` with another state of the environment that all wrappers are around."""
+    return state.replace(inner=with_innermost(state.inner, inner)) if isinstance(state, WrappedState) else inner
+
+
 @dataclasses.dataclass(frozen=True)
 class Wrapper(Environment):
     """An environment that is `inner` in everything that a subclass leaves as it is."""
 
     inner: Environment
+
+    def core(self, state: EnvState) -> EnvState:
+        """`inner`'s state in `state`: the same one, where a subclass adds nothing to it."""
+        return state
+
+    def at(self, state: EnvState, params: EnvParams) -> EnvParams:
+        """`inner`'s parameters in `state`: `params`, where a subclass does not change them."""
+        return params
+
+    def usual(self, params: EnvParams) -> EnvParams:
+        """`inner`'s parameters where no state is at hand."""
+        return params
+
+    @property
+    def agent_role(self) -> str:
+        """As `inner`."""
+        return self.inner.agent_role
 
     @property
     def num_agents(self) -> int:
@@ -49,47 +91,56 @@ class Wrapper(Environment):
         """Of `inner`'s, what does not depend on the form of an action: "differentiable" and "score"."""
         return self.inner.capabilities & {"differentiable", "score"}
 
+    @property
+    def transition_gradients_enabled(self) -> bool:
+        """As `inner`."""
+        return self.inner.transition_gradients_enabled
+
+    def with_transition_gradients(self):
+        """The same around `inner` with them."""
+        return dataclasses.replace(self, inner=self.inner.with_transition_gradients())
+
     def agent_action_space(self, params: EnvParams) -> spaces.Space:
-        return self.inner.agent_action_space(params)
+        return self.inner.agent_action_space(self.usual(params))
 
     def agent_observation_space(self, params: EnvParams) -> spaces.Space:
-        return self.inner.agent_observation_space(params)
+        return self.inner.agent_observation_space(self.usual(params))
 
     def agent_mask(self, state: EnvState, params: EnvParams) -> Bool[Array, " A"]:
-        return self.inner.agent_mask(state, params)
+        return self.inner.agent_mask(self.core(state), self.at(state, params))
 
     def action_mask(self, state: EnvState, params: EnvParams) -> PyTree | None:
-        return self.inner.action_mask(state, params)
+        return self.inner.action_mask(self.core(state), self.at(state, params))
 
     def world_state(self, state: EnvState, params: EnvParams) -> Float[Array, " S"]:
-        return self.inner.world_state(state, params)
+        return self.inner.world_state(self.core(state), self.at(state, params))
 
     def discount_factor(self, params: EnvParams) -> Float[Array, ""]:
-        return self.inner.discount_factor(params)
+        return self.inner.discount_factor(self.usual(params))
 
     def step_discount(self, state: EnvState, next_state: EnvState, params: EnvParams) -> Float[Array, "..."]:
-        return self.inner.step_discount(state, next_state, params)
+        return self.inner.step_discount(self.core(state), self.core(next_state), self.at(state, params))
 
     def centre(self, params: EnvParams) -> PyTree:
-        return self.inner.centre(params)
+        return self.inner.centre(self.usual(params))
 
     def successor(self, state: EnvState, next_state: EnvState, params: EnvParams) -> Int[Array, " A"]:
-        return self.inner.successor(state, next_state, params)
+        return self.inner.successor(self.core(state), self.core(next_state), self.at(state, params))
 
     def inherits(self, state: EnvState, next_state: EnvState, params: EnvParams) -> Int[Array, " A"]:
-        return self.inner.inherits(state, next_state, params)
+        return self.inner.inherits(self.core(state), self.core(next_state), self.at(state, params))
 
     def check_params(self, params: EnvParams) -> None:
         self.inner.check_params(params)
 
     def score(self, state: EnvState, params: EnvParams) -> Float[Array, ""]:
-        return self.inner.score(state, params)
+        return self.inner.score(self.core(state), self.at(state, params))
 
     def render(self, state: EnvState, params: EnvParams):
-        return self.inner.render(state, params)
+        return self.inner.render(self.core(state), self.usual(params))
 
     def is_truncated(self, state: EnvState, params: EnvParams) -> Array:
-        return self.inner.is_truncated(state, params)
+        return self.inner.is_truncated(self.core(state), self.usual(params))
 
     def observe(self, key: Array, state: EnvState, action: PyTree | None, params: EnvParams) -> PyTree:
         return self.inner.observe(key, state, action, params)
@@ -223,3 +274,13 @@ class Pooled(Wrapper):
         alive = self.inner.agent_mask(state, params)
         mean = jnp.where(alive, reward, 0).sum() / jnp.maximum(alive.sum(), 1)
         return self.inner.world_state(next_state, params), next_state, mean, terminated, info
+
+
+def on_inner(reference: Reference, core: Any) -> Reference:
+    """A known answer as functions of the states that `core` takes to those that it is for."""
+
+    def through(function: Any) -> Any:
+        return None if function is None else lambda state: function(core(state))
+
+    policy, value, auxiliary = map(through, (reference.policy, reference.value, reference.auxiliary))
+    return reference._replace(policy=policy, value=value, auxiliary=auxiliary)

@@ -98,6 +98,21 @@ class RolloutConfig(Section):
     fresh_episodes: bool = False
 
 
+class SwitchConfig(Section):
+    """Another stepper from some iteration on.
+
+    Attributes:
+        at: iterations before it.
+        stepper: as the agent's; the policy is kept, the stepper's own state starts anew.
+        learning_rate, schedule: of the new stepper; None takes its own. A schedule ends where the next stepper begins.
+    """
+
+    at: Count
+    stepper: str | dict[str, Any]
+    learning_rate: Number | None = None
+    schedule: str | None = None
+
+
 class TrainingConfig(Section):
     """How long, and from which seeds.
 
@@ -106,12 +121,14 @@ class TrainingConfig(Section):
         iterations_per_chunk: iterations under one call of the compiled loop, between two reports; None chooses.
         seed: the first seed.
         num_seeds: seeds trained side by side.
+        switch: other steppers later in the run, in the order of their `at`.
     """
 
     iterations: Count = 200
     iterations_per_chunk: Count | None = None
     seed: Seed = 0
     num_seeds: Count = 1
+    switch: list[SwitchConfig] = []
 
 
 class EvaluationConfig(Section):
@@ -179,7 +196,7 @@ def make_agent(name: str, env: Any, params: Any, **hyperparameters: Any) -> Any:
 
     if is_solver(name):
         return agents.classical_agent(name, env, params, **hyperparameters)
-    return getattr(agents, AGENTS[name])(**hyperparameters)
+    return getattr(agents, AGENTS[name])(**hyperparameters).prepare(env, params)
 
 
 def hyperparameters(name: str) -> dict[str, Any]:
@@ -294,7 +311,7 @@ def build_env(config: EnvConfig) -> tuple[Any, Any]:
 def _check_env_keys(config: EnvConfig) -> None:
     from ..envs import catalog, registry
 
-    options = registry.option_fields(catalog.spec(config.id).load())
+    options = [*registry.option_fields(catalog.spec(config.id).load()), *registry.GENERAL_OPTIONS]
     _, params = registry.make(config.id)
     names = [field.name for field in dataclasses.fields(params)]
     for key in config.options:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..envs import catalog, registry
+from ..envs.economy import Economy
 from ..envs.spaces import Box
 from .report import align
 
@@ -37,6 +38,9 @@ def describe(env_id: str) -> str:
     if spec:
         lines.append(f"calibrations  {', '.join(spec.calibrations) or 'none'}")
         lines += _table("options (env.NAME)", [[name, repr(getattr(env, name))] for name in _options(spec, env)])
+    lines += _table("options of every environment (env.NAME)", [["window", "how many past observations an agent sees"]])
+    if isinstance(env, Economy):
+        lines.append("  inputs  parameters that are drawn for each episode, and seen: {beta: [low, high]}")
     return "\n".join(lines + _table("parameters (env.params.NAME)", _parameters(params)))
 
 

@@ -101,6 +101,7 @@ def create_train_state(
         from .host import create_host_state
 
         return create_host_state(env, params, agent, num_envs, num_iterations, seed, num_seeds)
+    agent = agent.prepare(env, params)
     dynamic, static = eqx.partition(agent, eqx.is_array)
     create = functools.partial(_create, env=env, agent=static, num_envs=num_envs)
     if num_seeds == 1:
@@ -168,6 +169,7 @@ def make_train_step(
 
         return make_host_step(env, params, agent, num_envs, num_steps, iterations, fresh_episodes, num_seeds)
     _check_reward(env, params)
+    agent = agent.prepare(env, params)
     dynamic, static = eqx.partition(agent, eqx.is_array)
     settings = _Settings(env, static, num_steps, iterations, fresh_episodes, num_seeds > 1)
 

@@ -30,6 +30,7 @@ from .config import Config, build, build_env, dump_config, parse
 from .metrics import plain
 from .settings import apply_overrides, load_config
 from .storage import fingerprint, load_tree, save_tree, structure, write_text
+from .switch import stages
 
 CONFIG, INFO, TRAINED, UNTRAINED, EVALUATION, FULL = (
     "config.yaml",
@@ -247,6 +248,7 @@ def load(path: str | os.PathLike, *, seed: int = 0) -> Run:
             f"{os.fspath(path)!r} has {config.training.num_seeds} seeds, counted from 0; there is no {seed}"
         )
     env, params, agent = build(config)
+    agent = stages(config, env, params, agent)[-1].agent
     like = state_structure(config, env, params, agent)
     state, untrained_state = (load_tree(path / name, like) for name in (TRAINED, UNTRAINED))
     if config.training.num_seeds > 1:

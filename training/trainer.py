@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
@@ -21,6 +22,7 @@ from .config import Config, build, parse, resolve
 from .loop import TrainState, create_train_state, make_train_step
 from .metrics import MetricsWriter, Progress
 from .run import Run, RunFolder
+from .switch import Stage, restart, stages
 
 REPORTS = 40
 
@@ -105,38 +107,42 @@ def train(
 def _train(config: Config) -> tuple[TrainState, History, Run]:
     """The run itself; files are written as it goes."""
     use_compilation_cache()
-    env, params, agent = build(config)
+    env, params, first = build(config)
+    parts = stages(config, env, params, first)
+    agent = parts[-1].agent
     rollout, training = config.rollout, config.training
-    chunk = iterations_per_chunk(training.iterations, training.iterations_per_chunk)
-    train_step = make_train_step(
-        env,
-        params,
-        agent,
-        num_envs=rollout.num_envs,
-        num_steps=rollout.num_steps,
-        iterations=chunk,
-        fresh_episodes=rollout.fresh_episodes,
-        num_seeds=training.num_seeds,
-    )
-    state = create_train_state(
-        env,
-        params,
-        agent,
-        num_envs=rollout.num_envs,
-        num_iterations=training.iterations,
-        seed=training.seed,
-        num_seeds=training.num_seeds,
-    )
+    chunk = iterations_per_chunk(math.gcd(*(part.end for part in parts)), training.iterations_per_chunk)
+    counts = {"num_envs": rollout.num_envs, "num_seeds": training.num_seeds}
+    steps = [
+        make_train_step(
+            env,
+            params,
+            part.agent,
+            num_steps=rollout.num_steps,
+            iterations=chunk,
+            fresh_episodes=rollout.fresh_episodes,
+            **counts,
+        )
+        for part in parts
+    ]
+    state = create_train_state(env, params, first, num_iterations=parts[0].end, seed=training.seed, **counts)
     folder = None if config.out is None else RunFolder.create(config.out)
     if isinstance(env, HostEnvironment):
         logging.getLogger(__name__).warning("%s is stepped on the host, slower than the compiled loop", env.name)
-    untrained = jax.tree.map(np.asarray, state.agent)
+    start = state.agent if len(parts) == 1 else restart(agent, state.agent, env, params, training.num_seeds)
+    untrained = jax.tree.map(np.asarray, start)
     concept = agent.concept(env)
     if folder is not None:
         folder.write_config(config)
         folder.write_state(untrained, untrained=True)
         folder.write_info(config, concept, untrained, finished=False)
-    state, history = _run_chunks(train_step, state, config, chunk, folder)
+
+    def next_part(state: TrainState, part: Stage) -> TrainState:
+        kept = restart(part.agent, state.agent, env, params, training.num_seeds)
+        planned = jnp.full_like(state.num_iterations, part.end)
+        return state._replace(agent=kept, num_iterations=planned)
+
+    state, history = _run_chunks(list(zip(parts, steps, strict=True)), next_part, state, config, chunk, folder)
     if folder is not None:
         folder.write_state(state.agent)
         folder.write_info(config, concept, state.agent, finished=True)
@@ -144,8 +150,8 @@ def _train(config: Config) -> tuple[TrainState, History, Run]:
     return state, history, runs
 
 
-def _run_chunks(train_step, state: TrainState, config: Config, chunk: int, folder: RunFolder | None):
-    """Call the compiled chunk until all iterations are done, and report after each."""
+def _run_chunks(parts, next_part, state: TrainState, config: Config, chunk: int, folder: RunFolder | None):
+    """Call the compiled chunks until all iterations are done, and report after each."""
     steps = config.rollout.num_envs * config.rollout.num_steps
     iterations = config.training.iterations
     chunks: list[History] = []
@@ -153,22 +159,33 @@ def _run_chunks(train_step, state: TrainState, config: Config, chunk: int, folde
     total = steps * config.training.num_seeds
     try:
         with Progress(iterations, total, enabled=config.logging.progress) as progress:
-            for done in range(chunk, iterations + 1, chunk):
-                started = time.perf_counter()
-                state, metrics = train_step(state)
-                metrics = {name: np.moveaxis(np.asarray(m), -1, 0) for name, m in metrics.items()}
-                seconds = time.perf_counter() - started
-                chunks.append(_with_episode_means(metrics))
-                check_finite(metrics, done - chunk, folder)
-                report = summary(metrics)
-                progress.update(done, _first(report.get("episode/score", report.get("episode/return"))))
-                if writer is not None:
-                    rate = {"time/steps_per_second": chunk * total / seconds, "time/iteration": done}
-                    writer.write(done * steps, report | rate)
+            for part, train_step in parts:
+                if part.start:
+                    state = next_part(state, part)
+                for done in range(part.start + chunk, part.end + 1, chunk):
+                    started = time.perf_counter()
+                    state, metrics = train_step(state)
+                    metrics = {name: np.moveaxis(np.asarray(m), -1, 0) for name, m in metrics.items()}
+                    seconds = time.perf_counter() - started
+                    chunks.append(_with_episode_means(metrics))
+                    check_finite(metrics, done - chunk, folder)
+                    report = summary(metrics)
+                    progress.update(done, _first(report.get("episode/score", report.get("episode/return"))))
+                    if writer is not None:
+                        rate = {"time/steps_per_second": chunk * total / seconds, "time/iteration": done}
+                        writer.write(done * steps, report | rate)
     finally:
         if writer is not None:
             writer.close()
-    return state, {name: np.concatenate([c[name] for c in chunks]) for name in chunks[0]}
+    return state, _joined(chunks)
+
+
+def _joined(chunks: Sequence[History]) -> History:
+    """Every metric over all iterations; NaN where a stepper has no such metric."""
+    names = dict.fromkeys(name for chunk in chunks for name in chunk)
+    like = {name: chunk[name] for name in names for chunk in chunks if name in chunk}
+    absent = {name: np.full_like(values, np.nan, float) for name, values in like.items()}
+    return {name: np.concatenate([chunk.get(name, absent[name]) for chunk in chunks]) for name in names}
 
 
 def check_finite(metrics: Mapping[str, np.ndarray], before: int, folder: RunFolder | None) -> None:

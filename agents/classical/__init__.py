@@ -11,11 +11,14 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
 
 from ...envs.economy import Economy
-from ...envs.environment import Environment, EnvParams, Reference
+from ...envs.economy_wrappers import EconomyWrapper
+from ...envs.environment import Environment, EnvParams, EnvState, Reference
+from ...envs.wrappers import innermost
 from ...errors import UserError, unknown
 
 Solver = Callable[..., Reference]
@@ -69,7 +72,7 @@ def solve(env: Environment, params: EnvParams) -> Reference | None:
 
 
 def solve_with(name: str, env: Environment, params: EnvParams, **options: Any) -> Reference:
-    """The answer of a named solver, kept for the next time.
+    """The answer of a named solver, kept for the next time; inside wrappers the economy itself is solved.
 
     Args:
         name: a key of `SOLVERS`.
@@ -84,6 +87,8 @@ def solve_with(name: str, env: Environment, params: EnvParams, **options: Any) -
         raise UserError(f"{name!r} solves economies, and {env.name} is none; train it with 'mappo' or 'reinforce'")
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(params)):
         raise UserError(f"{env.name}: solver {name!r} needs the parameters' numbers; call it outside of jit and vmap")
+    if isinstance(env, EconomyWrapper):
+        return _on_innermost(solve_with(name, env.solvable(), params, **options))
     wide = widen(params)
     numbers = tuple((leaf.shape, leaf.astype(np.float64).tobytes()) for leaf in jax.tree.leaves(wide))
     key = (name, env, numbers, tuple(sorted(options.items())))
@@ -91,6 +96,22 @@ def solve_with(name: str, env: Environment, params: EnvParams, **options: Any) -
         with jax.enable_x64(True):
             _solved[key] = function(env, jax.tree.map(jax.numpy.asarray, wide), **options)
     return _solved[key]
+
+
+class OfInnermost(eqx.Module):
+    """A function of an economy's states as one of the states of wrappers around it."""
+
+    function: Any
+
+    def __call__(self, state: EnvState) -> Any:
+        return self.function(innermost(state))
+
+
+def _on_innermost(found: Reference) -> Reference:
+    policy, value, auxiliary = (
+        None if each is None else OfInnermost(each) for each in (found.policy, found.value, found.auxiliary)
+    )
+    return found._replace(policy=policy, value=value, auxiliary=auxiliary)
 
 
 def widen(params: EnvParams) -> EnvParams:

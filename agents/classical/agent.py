@@ -10,15 +10,35 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from ...envs.economy import Decision, Economy
-from ...envs.environment import Environment, EnvParams, add_agent_axis
+from ...envs.economy_wrappers import EconomyWrapper
+from ...envs.environment import Environment, EnvParams, EnvState, add_agent_axis
+from ...envs.history import window_of
 from ...errors import UserError
 from ..agent import Agent, Context, Policy, Rollout, View
 from ..policies.heads import make_auxiliary_head
 from . import solve_with, solver, widen
 from .inverse import HouseholdsOf, StateOf, check_discrete, state_of
+
+
+class OfNewest(eqx.Module):
+    """From a window of observations to the state behind the newest.
+
+    Attributes:
+        inverse: from one observation of each agent.
+    """
+
+    inverse: StateOf | HouseholdsOf
+
+    @property
+    def params(self) -> EnvParams:
+        """Of the economy that was solved."""
+        return self.inverse.params
+
+    def __call__(self, observation: Float[Array, "A W F1"]) -> EnvState:
+        return self.inverse(observation[:, -1, :-1])  # without the flag
 
 
 class Solution(eqx.Module):
@@ -31,7 +51,7 @@ class Solution(eqx.Module):
 
     policy: Any
     auxiliary: Any
-    state_of: StateOf | HouseholdsOf
+    state_of: StateOf | HouseholdsOf | OfNewest
 
 
 class Doubled(eqx.Module):
@@ -159,13 +179,17 @@ def classical_agent(name: str, env: Environment, params: EnvParams, **options: A
         'planner'
     """
     solver(name)
-    if isinstance(env, Economy):
-        check_discrete(env, params)
-    reference = solve_with(name, env, params, **options)
+    solved = env.solvable() if isinstance(env, EconomyWrapper) else env
+    if isinstance(solved, Economy):
+        check_discrete(solved, params)
+    reference = solve_with(name, solved, params, **options)
     assert isinstance(env, Economy)
+    assert isinstance(solved, Economy)
     with jax.enable_x64(True):
         wide = jax.tree.map(jnp.asarray, widen(params))
-        inverse = state_of(env, wide, reference.policy)
+        inverse = state_of(solved, wide, reference.policy)
+    if window_of(env) is not None:
+        inverse = OfNewest(inverse)
     solution = Solution(reference.policy, reference.auxiliary, inverse)
     return Classical(name, env, reference.concept, Doubled.of(solution))
 

@@ -21,7 +21,7 @@ from ...envs.shocks import Normal
 from ...errors import UserError
 from ..deqn import residuals
 from .coordinates import DecisionCoordinates, Rule, StateCoordinates, what_works
-from .log_linear import LinearRule, linear_rule, stacked_conditions
+from .log_linear import LinearRule, linearize, stacked_conditions
 from .polynomials import Polynomial, basis, basis_table, chebyshev_nodes, exponents_of
 
 DEGREES = {1: 14, 2: 10, 3: 6, 4: 4}
@@ -31,6 +31,7 @@ CONVERGED = 1e-12
 STALLED = 1e-6
 ROUNDING = 1e-12
 SPREADS = 3.0
+STARTS = 256
 BOXES = 6
 COARSEST = 4
 PATHS, PERIODS, FORGOTTEN = 64, 600, 300
@@ -90,8 +91,9 @@ def chebyshev(
     """Solve an economy with one to four continuous states by collocation.
 
     The box is `width` long-run standard deviations of the log-linear rule to either side of the steady state, and is
-    moved to what the solution itself visits where that lies elsewhere. Within 3 of them the policy is wrong by at most
-    `tolerance`: the largest residual off the nodes, times the norm of the residuals' inverse derivative.
+    moved to what the solution itself visits where that lies elsewhere. Where episodes start further away it is wider,
+    so that it has their first states in it. Within 3 standard deviations the policy is wrong by at most `tolerance`:
+    the largest residual off the nodes, times the norm of the residuals' inverse derivative.
 
     Args:
         env, params: the economy, with concrete parameters.
@@ -99,7 +101,7 @@ def chebyshev(
             and 4 for four.
         complete: of all products only those up to the total degree; by default with three states or more. There are
             then more nodes than coefficients, and the squared residuals are minimised.
-        width: of the box.
+        width: of the box, at least.
         order: nodes of the shock a dimension; by default 11 for one shock, 7 for two, 5 for three, else the law's
             finest.
 
@@ -107,11 +109,11 @@ def chebyshev(
         UserError: the log-linear rule, from which it starts, does not exist; there are more than four states; or
             Newton's method does not converge.
     """
-    rule = linear_rule(env, params)
+    rule = linearize(env, params)
     problem, degrees = _problem(env, params, rule, degree, complete, order)
     if not width > 0:
         raise UserError(f"width = {width:g} must be above 0")
-    start = Start(rule.function, rule.centre, rule.spreads)
+    start = Start(rule.function, rule.centre, rule.spreads, _first_states(env, params, rule.states))
     try:
         solved = _settle(problem, degrees, params, rule, width, start)
     except UserError:
@@ -122,7 +124,8 @@ def chebyshev(
             start = _settle(easier, lower, params, rule, width, start).start
         solved = _settle(problem, degrees, params, rule, width, start)
     setting, function = solved.setting, solved.start.function
-    tolerance = _tolerance(problem, setting, function, solved.derivative, SPREADS / width)
+    reach = np.minimum(SPREADS * solved.start.spreads / setting.half, 1)
+    tolerance = _tolerance(problem, setting, function, solved.derivative, reach)
     policy = Rule(function, rule.states, rule.decisions, "action")
     auxiliary = None if rule.decision.auxiliary is None else policy.other("auxiliary")
     value = _value(problem, setting, function, chebyshev_nodes(degrees))
@@ -130,11 +133,18 @@ def chebyshev(
 
 
 class Start(NamedTuple):
-    """Where Newton's method and the search for the box begin: decisions, and the box's centre and spreads."""
+    """Where Newton's method and the search for the box begin.
+
+    Attributes:
+        function: decisions.
+        centre, spreads: `[n]`, the middle of the box, and the standard deviations that it is made of.
+        first: `[S, n]`, states that episodes start from, for the box to hold.
+    """
 
     function: Any
     centre: np.ndarray
     spreads: np.ndarray
+    first: np.ndarray
 
 
 class Settled(NamedTuple):
@@ -147,16 +157,23 @@ class Settled(NamedTuple):
 
 def _settle(problem: Problem, degrees, params: EnvParams, rule: LinearRule, width: float, start: Start) -> Settled:
     """Solve, and move the box to what the solution visits, until it stays."""
-    function, centre, spreads = start
+    function, centre, spreads, first = start
     for _ in range(BOXES):
-        setting = Setting(params, rule.states, rule.decisions, centre, width * spreads)
+        half = np.maximum(width * spreads, np.abs(first - centre).max(axis=0))
+        setting = Setting(params, rule.states, rule.decisions, centre, half)
         function, derivative = _solve(problem, setting, rule, degrees, function)
         mean, sd = (np.asarray(each) for each in _visited(problem.env, function, setting))
         moved = np.abs(mean - centre) > 0.5 * sd
         if not np.any(moved | (sd > 1.3 * spreads) | (sd < 0.6 * spreads)):
             break
         centre, spreads = mean, sd
-    return Settled(Start(function, centre, spreads), setting, derivative)
+    return Settled(Start(function, centre, spreads, first), setting, derivative)
+
+
+def _first_states(env: Economy, params: EnvParams, states: StateCoordinates) -> np.ndarray:
+    """Coordinates of a sample of states that episodes start from, `[S, n]`."""
+    keys = jax.random.split(jax.random.key(0), STARTS)
+    return np.asarray(jax.vmap(lambda key: states(env.initial_state(key, params)))(keys))
 
 
 def _problem(
@@ -270,11 +287,13 @@ def _visited(env: Economy, function, setting: Setting):
     return visited.mean(axis=0), visited.std(axis=0)
 
 
-def _tolerance(problem: Problem, setting: Setting, function: Polynomial, derivative: np.ndarray, reach: float) -> float:
-    """A bound, to first order, on the decisions' error within `reach` of the box; in their own units."""
+def _tolerance(
+    problem: Problem, setting: Setting, function: Polynomial, derivative: np.ndarray, reach: Float[np.ndarray, " n"]
+) -> float:
+    """A bound, to first order, on the error of decisions, in their own units, within `reach` (in half-widths)."""
     m = setting.decisions.size
     count = derivative.shape[0] // m
-    points = np.random.default_rng(0).uniform(-min(reach, 1.0), min(reach, 1.0), (count, len(setting.centre)))
+    points = np.random.default_rng(0).uniform(-reach, reach, (count, len(setting.centre)))
     residual, _ = _system(function.coefficients, function.slopes, points, setting, problem=problem)
     table = basis_table(points, problem.exponents)
     inverse = np.linalg.pinv(derivative).reshape(len(problem.exponents), m, -1)

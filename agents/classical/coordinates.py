@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, PyTree
 from ...envs import spaces
 from ...envs.economy import Decision, Economy
 from ...envs.environment import EnvParams, EnvState
+from ...envs.wrappers import innermost, with_innermost
 from ...errors import UserError
 
 # Solvers that start from the linear rule, in these coordinates.
@@ -25,6 +26,8 @@ LEAST = 1e-300
 
 class StateCoordinates(eqx.Module):
     """The real leaves of a state as one vector; those that are positive in every state seen, in logs.
+
+    Of a state inside wrappers it is the economy's own: what wrappers carry besides is no coordinate.
 
     Attributes:
         names: of the entries, "log k" or "z[1]".
@@ -53,7 +56,7 @@ class StateCoordinates(eqx.Module):
         """The state of a vector."""
         logs = np.asarray(self.logs)
         values = jnp.where(logs, jnp.exp(jnp.where(logs, x, 0)), x)
-        leaves, structure = jax.tree.flatten(self.template)
+        leaves, structure = jax.tree.flatten(innermost(self.template))
         filled, at = [], 0
         for leaf in leaves:
             if not _is_real(leaf):
@@ -62,7 +65,7 @@ class StateCoordinates(eqx.Module):
             size = int(np.prod(leaf.shape, dtype=int))
             filled.append(values[at : at + size].reshape(leaf.shape))
             at += size
-        return jax.tree.unflatten(structure, filled)
+        return with_innermost(self.template, jax.tree.unflatten(structure, filled))
 
 
 class DecisionCoordinates(eqx.Module):
@@ -149,7 +152,7 @@ def state_coordinates(env: Economy, params: EnvParams, *, discrete: bool = False
     template = jax.tree.map(lambda leaf: np.asarray(leaf[0]), seen)
     found = env.steady_state(params)
     names, logs = [], []
-    for path, leaf in jax.tree_util.tree_flatten_with_path(seen)[0]:
+    for path, leaf in jax.tree_util.tree_flatten_with_path(innermost(seen))[0]:
         name = jax.tree_util.keystr(path).strip(".")
         if not _is_real(leaf):
             if name != "time" and not discrete:
@@ -226,7 +229,7 @@ def _is_real(leaf: Any) -> bool:
 
 
 def _real_leaves(state: EnvState) -> list[Any]:
-    return [leaf for leaf in jax.tree.leaves(state) if _is_real(leaf)]
+    return [leaf for leaf in jax.tree.leaves(innermost(state)) if _is_real(leaf)]
 
 
 class Rule(eqx.Module):

@@ -17,7 +17,7 @@ import scipy.linalg
 from jaxtyping import Array, Float
 
 from ...envs.economy import Decision, Economy
-from ...envs.environment import EnvParams, EnvState, Reference
+from ...envs.environment import Environment, EnvParams, EnvState, Reference
 from ...envs.shocks import Normal
 from ...errors import UserError
 from .coordinates import (
@@ -34,6 +34,8 @@ FIXED = 1e-6
 SPREADS = 3.0
 PROBES = 512
 
+_linearized: dict[Any, LinearRule] = {}
+
 
 class LinearRule(NamedTuple):
     """The rule to first order, with n states, m decisions and d shocks; deviations are from the steady state.
@@ -48,6 +50,7 @@ class LinearRule(NamedTuple):
         covariance: `[n, n]`, of the coordinates in the long run, to first order.
         roots: moduli of all roots, ascending; the first n are stable.
         states, decisions: the coordinates.
+        num_states, num_stable: how many states there are, and how many roots lie inside the unit circle; equal.
     """
 
     state_names: tuple[str, ...]
@@ -63,16 +66,33 @@ class LinearRule(NamedTuple):
     decisions: DecisionCoordinates
 
     @property
+    def num_states(self) -> int:
+        """Coordinates of the state, n."""
+        return len(self.state_names)
+
+    @property
+    def num_stable(self) -> int:
+        """Roots inside the unit circle."""
+        return int(np.sum(self.roots < 1))
+
+    @property
+    def policy(self) -> Rule:
+        """The rule as a map from states, linear in logs and logits; its `decide` gives whole decisions."""
+        return Rule(self.function, self.states, self.decisions, "action")
+
+    @property
     def centre(self) -> np.ndarray:
         """Coordinates of the steady state, `[n]`."""
-        return np.asarray(self.states(self.steady_state))
+        with jax.enable_x64(True):
+            return np.asarray(self.states(self.steady_state))
 
     @property
     def function(self) -> Affine:
         """The rule from coordinates to unbounded decisions."""
-        u = self.decisions(self.decision)
-        slopes = self.slopes / np.asarray(self.decisions.slopes(u))[:, None]
-        return Affine(self.centre, np.asarray(u), slopes)
+        with jax.enable_x64(True):
+            u = self.decisions(self.decision)
+            slopes = self.slopes / np.asarray(self.decisions.slopes(u))[:, None]
+            return Affine(self.centre, np.asarray(u), slopes)
 
     @property
     def spreads(self) -> np.ndarray:
@@ -93,23 +113,96 @@ class Affine(eqx.Module):
         )
 
 
-def linear_rule(env: Economy, params: EnvParams) -> LinearRule:
+def linearize(env: Environment, params: EnvParams) -> LinearRule:
     """Linearise an economy around its steady state and solve for the stable rule.
+
+    The rule is kept, so that asking again for the same economy and the same calibration costs nothing.
 
     Args:
         env: an economy with a steady state, continuous states and as many conditions as decisions.
         params: concrete parameters; the work is done in float64.
 
+    Returns:
+        The rule, with all roots and the number of the stable ones.
+
     Raises:
-        UserError: there is no steady state, it does not satisfy the conditions, states or actions are discrete,
-            conditions and decisions are not equally many, conditions need the derivative of next period's policy, or
-            the number of stable roots is not that of the states (both are given).
+        UserError: it is no economy, there is no steady state, it does not satisfy the conditions, states or actions are
+            discrete, conditions and decisions are not equally many, conditions need the derivative of next period's
+            policy, or the number of stable roots is not that of the states (both are given); or parameters are traced.
+
+    Example:
+        >>> from equimorph import make
+        >>> rule = linearize(*make("Growth-v0"))
+        >>> rule.state_names, rule.num_stable, rule.num_states
+        (('log k', 'log z'), 2, 2)
+    """
+    wide = concrete(env, params)
+    assert isinstance(env, Economy)
+    key = env, tuple((leaf.shape, leaf.astype(np.float64).tobytes()) for leaf in jax.tree.leaves(wide))
+    if key not in _linearized:
+        with jax.enable_x64(True):
+            _linearized[key] = _linear_rule(env, jax.tree.map(jnp.asarray, wide))
+    return _linearized[key]
+
+
+def concrete(env: Environment, params: EnvParams) -> EnvParams:
+    """The parameters of an economy as NumPy arrays of float64.
+
+    Raises:
+        UserError: it is no economy, or parameters are traced.
     """
     from . import widen  # the package's own, above this module
 
-    with jax.enable_x64(True):
-        params = jax.tree.map(jnp.asarray, widen(params))
-        return _linear_rule(env, params)
+    if not isinstance(env, Economy):
+        raise UserError(f"{env.name} is no economy, so it has no linear rule; train it with 'mappo' or 'reinforce'")
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(params)):
+        raise UserError(f"{env.name}: a linear rule needs the parameters' numbers; call it outside of jit and vmap")
+    return widen(params)
+
+
+def rule_of_slopes(env: Economy, params: EnvParams, slopes: np.ndarray) -> LinearRule:
+    """The linear rule that has the given slopes, with the law of motion that the economy has under it.
+
+    Call it inside `jax.enable_x64(True)`; the roots are those of the law of motion alone.
+
+    Args:
+        env, params: an economy with a steady state, and its parameters in float64.
+        slopes: `[m, n]`, of the decision in its own units by the states' coordinates.
+
+    Raises:
+        UserError: there is no steady state, or states do not come back to it under the rule.
+    """
+    steady, decision = _steady_state(env, params)
+    states, decisions = state_coordinates(env, params), decision_coordinates(env, params, decision)
+    shock, spread = _shock_moments(env, params)
+
+    def moved(x, y, shock):
+        return states(env.transition(states.state(x), decisions.from_values(y).action, shock, params))
+
+    y = decisions.values(decision)
+    by_x, by_y, impact = map(np.asarray, jax.jit(jax.jacfwd(moved, argnums=(0, 1, 2)))(states(steady), y, shock))
+    transition = by_x + by_y @ slopes
+    roots = np.sort(np.abs(np.linalg.eigvals(transition)))
+    if not roots[-1] < 1:
+        raise UserError(
+            f"{env.name}: a root of {roots[-1]:.6g} under this rule, so states do not come back from a shock"
+        )
+    impact = impact.reshape(states.size, shock.shape[0])
+    covariance = scipy.linalg.solve_discrete_lyapunov(transition, impact @ spread @ impact.T)
+    steady, decision = jax.tree.map(np.asarray, (steady, decision))
+    return LinearRule(
+        states.names,
+        decisions.names,
+        steady,
+        decision,
+        slopes,
+        transition,
+        impact,
+        covariance,
+        roots,
+        states,
+        decisions,
+    )
 
 
 def log_linear(env: Economy, params: EnvParams) -> Reference:
@@ -119,11 +212,11 @@ def log_linear(env: Economy, params: EnvParams) -> Reference:
     standard deviations of the states, between the rule that is linear in logs and the one that is linear in levels.
 
     Raises:
-        UserError: as `linear_rule`; or a limit binds within those three standard deviations, where the rule would
+        UserError: as `linearize`; or a limit binds within those three standard deviations, where the rule would
             cross it.
     """
-    rule = linear_rule(env, params)
-    policy = Rule(rule.function, rule.states, rule.decisions, "action")
+    rule = linearize(env, params)
+    policy = rule.policy
     auxiliary = None if rule.decision.auxiliary is None else policy.other("auxiliary")
     with jax.enable_x64(True):
         _check_limits(env, params, rule, policy)
@@ -135,15 +228,19 @@ def stacked_conditions(conditions: dict[str, Array]) -> Float[Array, " q"]:
     return jnp.concatenate([jnp.ravel(conditions[name]) for name in sorted(conditions)])
 
 
-def _linear_rule(env: Economy, params: EnvParams) -> LinearRule:
+def _steady_state(env: Economy, params: EnvParams) -> tuple[EnvState, Decision]:
     found = env.steady_state(params)
     if found is None:
         raise UserError(f"{env.name} has no steady state to linearise at; {what_works(env, params, *SMOOTH)}")
+    return jax.tree.map(jnp.asarray, found)
+
+
+def _linear_rule(env: Economy, params: EnvParams) -> LinearRule:
+    steady, decision = _steady_state(env, params)
     if type(env).conditions is Economy.conditions:
         raise UserError(
             f"{env.name} declares no equilibrium conditions to linearise; {what_works(env, params, *SMOOTH)}"
         )
-    steady, decision = jax.tree.map(lambda leaf: jnp.asarray(leaf), found)
     states, decisions = state_coordinates(env, params), decision_coordinates(env, params, decision)
     shock, spread = _shock_moments(env, params)
     x, u, d = states(steady), decisions(decision), shock.shape[0]

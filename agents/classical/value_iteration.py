@@ -20,7 +20,7 @@ from ...envs.environment import EnvParams, Reference
 from ...errors import UserError
 from .chebyshev import shock_nodes
 from .coordinates import SMOOTH, DecisionCoordinates, Rule, StateCoordinates, what_works
-from .log_linear import linear_rule
+from .log_linear import linearize
 
 POINTS = {1: (81,), 2: (41, 21)}
 FEWEST = 9
@@ -127,7 +127,7 @@ def value_iteration(
         UserError: there is no log-linear rule, or there are more states, agents, actions or auxiliary outputs; or the
             policy does not settle.
     """
-    rule = linear_rule(env, params)
+    rule = linearize(env, params)
     n = rule.states.size
     if n > 2 or env.num_agents > 1 or rule.decisions.size != 1 or rule.decisions.kinds != ("logit",):
         raise UserError(

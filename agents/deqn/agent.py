@@ -1,4 +1,4 @@
-"""Deep equilibrium nets: drive an economy's equilibrium conditions to zero along its own simulated path.
+"""Deep equilibrium nets: drive equilibrium conditions to zero along the economy's own simulated path.
 
 Azinovic, Gaegauf and Scheidegger (2022), "Deep equilibrium nets", IER 63; Maliar, Maliar and Winant (2021), "Deep
 learning for solving dynamic economic models", JME 122 (the all-in-one expectation).
@@ -6,29 +6,41 @@ learning for solving dynamic economic models", JME 122 (the all-in-one expectati
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+import copy
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ...envs import spaces
-from ...envs.economy import Decision, Economy
-from ...envs.environment import Environment, EnvParams, EnvState, drop_agent_axis
-from ...envs.quadrature import DEFAULT_ORDER
-from ...envs.shocks import ShockLaw
+from ...envs.economy import Economy
+from ...envs.environment import Environment, EnvParams
 from ...errors import UserError, unknown
-from ..agent import Agent, Context, Rollout, View, check_applies, check_range, optional_scalar, scalar
-from ..policies.actor import Actor, ActorPolicy, observation_size
+from ..agent import (
+    Agent,
+    Context,
+    Rollout,
+    View,
+    check_applies,
+    check_range,
+    optional_scalar,
+)
+from ..policies.actor import Actor, ActorPolicy, observation_shape
 from ..policies.heads import AuxiliaryHead, Head, make_auxiliary_head, make_head
 from ..policies.networks import check_network
-from ..steppers import Stepper, Terms, check_schedule, make_stepper, scheduled
-from .residuals import policy_decision, residuals
+from ..steppers import Objective, Separable, Stepper, Terms, check_rate, check_schedule, make_stepper, scheduled
+from .expectations import check_affine, check_expectation, check_law, curriculum_size
+from .losses import Balance, check_loss, first_balance, fixed_weights, pairs, rebalance
+from .objective import SIZES, Problem, names, objective
+from .states import Pool, Ring, check_sources, check_states, empty_ring, gather, remember
+from .warm_start import WARM_STARTS, check_warm_start, warm_start
 
-EXPECTATIONS = ("quadrature", "all_in_one", "mc")
-FEWEST_DRAWS = 64
+CONDITIONS = ("economy", "derived")
+NEXT_POLICIES = ("full", "stop", "target")
+LEARNING_RATE, TARGET_RATE = 1e-3, 0.005
 
 
 class DEQNState(NamedTuple):
@@ -37,84 +49,156 @@ class DEQNState(NamedTuple):
     nets: Actor
     head: Head
     auxiliary: AuxiliaryHead | None
+    linear: Any
     stepper: PyTree
+    target: Actor | None
+    ring: Ring | None
+    balance: Balance | None
 
 
 class DEQN(Agent):
     """Minimise the mean squared equilibrium conditions over the states that the policy itself visits.
 
-    The gradient goes through the whole condition, next period's policy included.
-
     Args:
-        learning_rate: of the stepper.
-        schedule: "constant", "linear" or "cosine", over all gradient steps of the run.
+        learning_rate: of the stepper; None takes the stepper's own, 1e-3 for a gradient.
+        schedule: "constant", "linear" or "cosine", over all gradient steps of the run; None is "cosine" for gradients.
         final_rate: where the schedule ends, as a share of `learning_rate`; a thousandth unless set.
+        warmup: gradient steps over which the rate first grows linearly from nothing.
+        conditions: "economy", those that the environment declares; "derived", first-order and envelope conditions by
+            automatic differentiation of its reward and transition (see `derived`), for any environment with continuous
+            actions that is differentiable. None: the declared ones where there are, else derived.
         expectation: "quadrature" over the shock law's nodes; "all_in_one", the product of two independent groups of
             draws, unbiased where conditions are affine in the expectation (elsewhere refused); "mc", plain Monte
-            Carlo, whose squared residual is biased by its own variance and which is refused below 64 draws.
+            Carlo, whose squared residual is biased by its own variance and which is refused below 64 draws. None:
+            quadrature, or all in one where an environment's chance is not explicit.
         rule: the law's integration rule; None takes its first ("gauss_hermite" for normal shocks, "exact" rows for a
             chain). Normal shocks also have "monomial3", "monomial5" and "qmc".
         order: nodes per dimension of "gauss_hermite", 5 unless set; points of "qmc", 256 unless set. Other rules take
             none.
         draws: per group, for "all_in_one" (4 unless set) and "mc".
+        antithetic: draws in pairs of opposite sign, each group by itself; for shocks made of normal draws.
+        shock_mask: which shocks are on in the expectation, a True or False each; the others are at their mean.
+        curriculum: share of the run over which the shocks in the expectation grow linearly to their size.
+        loss: "square", or "huber": quadratic up to `huber_delta` (1 unless set), linear beyond.
+        weights: what a term counts by its name, `{"euler": 2.0}`; 1 unless set. Terms are the conditions and those that
+            `anchor`, `bounds` and `moments` add.
+        adaptive: weights that move with training, on top of `weights`: "annealing" (Wang et al. 2021) or "relobralo"
+            (Bischof and Kraus 2021), once an iteration.
+        adaptive_decay: of those weights: .1 for "annealing", .999 for "relobralo", unless set.
+        temperature, lookback: of "relobralo": .1, and the probability .999 of not looking back to the start.
+        anchor: "value" and "slope": terms "anchor/value" and "anchor/slope", the differences from the linear rule
+            around the steady state in the networks' outputs before the squash, and in their slopes.
+        bounds: `{"name": [low, high]}` of the economy's definitions, in their units: terms "bound/name", how far
+            outside, as a share of the width.
+        moments: `{"name": target}` of definitions: terms "moment/name", the relative gap of a batch's mean.
+        states: where residuals are driven to zero: states of the "rollout", "fresh" draws of the environment's first
+            state, or a "box" around the rollout's.
+        box_stretch: the box's width, relative to the smallest that holds all visited states; 1 unless set.
+        fresh_share, steady_share: shares of the states that are fresh draws instead, and that lie near the steady
+            state, at a normal distance of `steady_width` (.05 unless set) in relative terms.
+        replay_size: states that a prioritised ring remembers; None: no ring.
+        replay_share: share of each update's states that the ring gives; a half unless set.
+        replay_exponent, replay_correction: of priorities in the probability, and of the importance weights (Schaul et
+            al. 2016); .6 and .4 unless set.
         batch_size: states in a gradient step; T x N must divide by it.
-        epochs: passes over each rollout's states.
+        epochs: passes over each update's states.
+        shuffle: cut minibatches from the states in random order; False: as they come.
+        next_policy: through next period's policy the gradient goes in "full", or it is held: "stop" (time iteration),
+            or a "target" network that follows by `target_rate` (.005 unless set) a gradient step.
+        network: "mlp", "residual", or, over a history window, "gru" and "transformer".
         widths, activation: of the policy network.
-        stepper: as in MAPPO; Adam by default.
+        linear_plus: add the network, which starts at zero, to the linear rule around the steady state.
+        warm_start: fit the network first, by `warm_start_steps` steps of L-BFGS (100 unless set): "steady_state", the
+            steady state's decision everywhere, or "linear", the linear rule.
+        stepper: an optimizer's name, "pcgrad", "mao", "gn", "ign", "lm" or "lbfgs", a mapping of its options, or a
+            `Stepper`; Adam by default.
     """
 
-    learning_rate: Float[Array, ""] = eqx.field(default=1e-3, converter=scalar)
-    schedule: str = eqx.field(default="cosine", static=True)
+    learning_rate: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    schedule: str | None = eqx.field(default=None, static=True)
     final_rate: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
-    expectation: str = eqx.field(default="quadrature", static=True)
+    warmup: int = eqx.field(default=0, static=True)
+    conditions: str | None = eqx.field(default=None, static=True)
+    expectation: str | None = eqx.field(default=None, static=True)
     rule: str | None = eqx.field(default=None, static=True)
     order: int | None = eqx.field(default=None, static=True)
     draws: int | None = eqx.field(default=None, static=True)
+    antithetic: bool = eqx.field(default=False, static=True)
+    shock_mask: tuple[bool, ...] | None = eqx.field(
+        default=None, static=True, converter=lambda value: None if value is None else tuple(value)
+    )
+    curriculum: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    loss: str = eqx.field(default="square", static=True)
+    huber_delta: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    weights: Any = eqx.field(default=None, static=True, converter=lambda value: pairs(value, "weights", 1))
+    adaptive: str | None = eqx.field(default=None, static=True)
+    adaptive_decay: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    temperature: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    lookback: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    anchor: tuple[str, ...] = eqx.field(default=(), static=True, converter=tuple)
+    bounds: Any = eqx.field(default=None, static=True, converter=lambda value: pairs(value, "bounds", 2))
+    moments: Any = eqx.field(default=None, static=True, converter=lambda value: pairs(value, "moments", 1))
+    states: str = eqx.field(default="rollout", static=True)
+    box_stretch: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    fresh_share: float | None = eqx.field(default=None, static=True)
+    steady_share: float | None = eqx.field(default=None, static=True)
+    steady_width: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    replay_size: int | None = eqx.field(default=None, static=True)
+    replay_share: float | None = eqx.field(default=None, static=True)
+    replay_exponent: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    replay_correction: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
     batch_size: int = eqx.field(default=128, static=True)
     epochs: int = eqx.field(default=1, static=True)
+    shuffle: bool = eqx.field(default=True, static=True)
+    next_policy: str = eqx.field(default="full", static=True)
+    target_rate: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    network: str = eqx.field(default="mlp", static=True)
     widths: tuple[int, ...] = eqx.field(default=(64, 64), static=True, converter=tuple)
     activation: str = eqx.field(default="tanh", static=True)
+    linear_plus: bool = eqx.field(default=False, static=True)
+    warm_start: str | None = eqx.field(default=None, static=True)
+    warm_start_steps: int | None = eqx.field(default=None, static=True)
     stepper: Stepper = eqx.field(default="adam", converter=make_stepper)
 
-    def __check_init__(self):
-        check_schedule(self.schedule, self.final_rate)
-        check_range("final_rate", self.final_rate, 0, 1)
-        check_network(self.widths, self.activation)
-        check_range("learning_rate", self.learning_rate, 0)
-        check_range("order", self.order, 1)
-        for name in ("batch_size", "epochs"):
-            check_range(name, getattr(self, name), 1)
-        if self.expectation not in EXPECTATIONS:
-            raise unknown("expectation", str(self.expectation), EXPECTATIONS)
-        nodes, given = self.expectation == "quadrature", f"with expectation={self.expectation!r}"
-        check_applies("draws", self.draws, not nodes, f"{given}; set order instead")
-        check_applies("rule", self.rule, nodes, f"{given}; leave it out")
-        check_applies("order", self.order, nodes, f"{given}; set draws instead")
-        check_range("draws", self.draws, 1)
-        if self.expectation == "mc" and self.num_draws < FEWEST_DRAWS:
-            raise UserError(
-                f"expectation='mc' with {self.num_draws} draws: a squared residual adds the sampling variance to what "
-                "is minimised and moves the answer (one draw costs up to 90 % of consumption on StochasticAK-v0); use "
-                f"expectation='quadrature', 'all_in_one', or at least {FEWEST_DRAWS} draws"
-            )
+    # what `prepare` computes: the linear rule, and the derived conditions
+    linear: Any = eqx.field(default=None, init=False)
+    derived: Any = eqx.field(default=None, init=False)
 
-    @property
-    def num_draws(self) -> int:
-        """Draws in a group."""
-        return self.draws if self.draws is not None else {"all_in_one": 4, "mc": 1}.get(self.expectation, 0)
+    def __check_init__(self):
+        check_rate(self.stepper, self.learning_rate, self.schedule, self.final_rate, self.warmup)
+        check_schedule(self._schedule(), self.final_rate)
+        check_network(self.widths, self.activation, self.network)
+        check_range("final_rate", self.final_rate, 0, 1)
+        check_range("learning_rate", self.learning_rate, 0)
+        for name, least in (("batch_size", 1), ("epochs", 1), ("warmup", 0)):
+            check_range(name, getattr(self, name), least)
+        for name, value, choices in (
+            ("conditions", self.conditions, (None, *CONDITIONS)),
+            ("next_policy", self.next_policy, NEXT_POLICIES),
+            ("warm_start", self.warm_start, (None, *WARM_STARTS)),
+        ):
+            if value not in choices:
+                raise unknown(name, str(value), [choice for choice in choices if choice])
+        check_applies("target_rate", self.target_rate, self.next_policy == "target", "without next_policy='target'")
+        check_range("target_rate", self.target_rate, 0, 1)
+        check_expectation(self)
+        check_loss(self)
+        check_states(self)
+        check_warm_start(self)
 
     def required(self) -> frozenset[str]:
-        return frozenset({"conditions", "differentiable"})
+        declared = {"conditions"} if self.conditions == "economy" else set()
+        return frozenset({"differentiable"} | declared)
 
     def concept(self, env: Environment) -> str:
         return env.concept
 
     def check(self, env: Environment, params: EnvParams, num_steps: int, num_envs: int) -> None:
-        assert isinstance(env, Economy)
         if not isinstance(env.agent_action_space(params), spaces.Box):
             raise UserError(f"{env.name}: DEQN needs a continuous action (Box); train it with 'mappo' or 'reinforce'")
         make_head(env, params)
         make_auxiliary_head(env, params)
+        check_network(self.widths, self.activation, self.network, observation_shape(env, params))
         total = num_steps * num_envs
         if total % self.batch_size:
             works = [n for n in range(1, total + 1) if total % n == 0]
@@ -122,38 +206,71 @@ class DEQN(Agent):
                 f"num_steps x num_envs = {num_steps} x {num_envs} = {total} states do not divide into batches of "
                 f"{self.batch_size}; batch_size can be {', '.join(map(str, works[-12:]))}"
             )
-        law = env.shocks(params)
-        if self.expectation == "quadrature":
-            rule = self.rule or law.rules[0]
-            self._nodes(law, env.initial_state(jax.random.key(0), params))
-            check_applies("order", self.order, law.takes_order(rule), f"with rule={rule!r}, whose nodes are fixed")
-        if self.expectation == "all_in_one":
-            self._check_affine(env, params)
+        check_sources(self, env, params)
+        if self.derives(env):
+            _check_derived(self, env)
+        if isinstance(env, Economy):
+            check_law(self, env, params)
+        if self.expectation == "all_in_one" and isinstance(env, Economy) and not self.derives(env):
+            check_affine(env, params)
+        self.prepare(env, params)._check_names(env, params)
 
-    def _check_affine(self, env: Economy, params: EnvParams) -> None:
-        """A product of two estimates is unbiased only where conditions are affine in the expectation."""
-        state = env.initial_state(jax.random.key(0), params)
-        decision = _central_decision(env, params)
-        key = jax.random.key(1)
-        shock = env.shocks(params).sample(key, state)
-        following = env.transition(state, decision.action, shock, params)
-        terms = env.expectation_terms(state, decision, following, decision, params, next_policy=lambda _: decision)
-        scaled = [jax.tree.map(lambda h, by=by: by * h, terms) for by in (0.5, 1.0, 1.5)]
-        at = [env.conditions(state, decision, expected, params) for expected in scaled]
-        for name in at[1]:
-            curvature = jnp.abs(at[0][name] + at[2][name] - 2 * at[1][name])
-            scale = jnp.abs(at[2][name] - at[0][name]) + 1e-6
-            if bool(jnp.any(curvature > 1e-3 * scale)):
-                raise UserError(
-                    f"{env.name}: condition {name!r} is not affine in its expectation, so expectation='all_in_one' "
-                    "would be biased; use expectation='quadrature'"
-                )
+    def _check_names(self, env: Environment, params: EnvParams) -> None:
+        """Refuse weights of terms, and bounds and moments of definitions, that there are not."""
+        for option in ("bounds", "moments"):
+            for name, *_ in getattr(self, option):
+                known = _definition_names(env, params)
+                if name not in known:
+                    raise unknown(f"definition of {env.name} in {option}", name, known)
+        if self.weights:
+            known = self.term_names(env, params)
+            for name, _ in self.weights:
+                if name not in known:
+                    raise unknown(f"term of {env.name} in weights", name, known)
+
+    def derives(self, env: Environment) -> bool:
+        """Whether conditions are derived: asked for, or the environment declares none."""
+        return self.conditions == "derived" or (self.conditions is None and "conditions" not in env.capabilities)
+
+    def prepare(self, env: Environment, params: EnvParams) -> DEQN:
+        agent = self
+        if self.derives(env):
+            from .derived import make_derived
+
+            agent = _with(agent, derived=make_derived(env, params))
+        if self.linear_plus or self.anchor or self.warm_start == "linear":
+            from ..linear import linear_base
+
+            if not isinstance(env, Economy):
+                raise UserError(f"{env.name} is no economy and has no linear rule; leave linear_plus and the like out")
+            linear = linear_base(env, params, make_head(env, params), make_auxiliary_head(env, params))
+            linear = jax.tree.map(lambda x: jnp.asarray(np.asarray(x), jnp.result_type(float)), linear)
+            agent = _with(agent, linear=linear)
+        return agent
+
+    def term_names(self, env: Environment, params: EnvParams) -> tuple[str, ...]:
+        """Names of the terms of the loss, in the order of their weights; of an agent that was prepared."""
+        state = self._heads(env, params)
+        nets = jax.eval_shape(lambda key: self._nets(key, state, env, params), jax.random.key(0))
+        nets = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), nets)
+        return names(self._problem(state._replace(target=nets), env, params, None), nets)
 
     def init(self, key: Array, env: Environment, params: EnvParams) -> DEQNState:
-        head, auxiliary = make_head(env, params), make_auxiliary_head(env, params)
-        size = head.size + (0 if auxiliary is None else auxiliary.size)
-        nets = Actor(key, observation_size(env, params), size, None, self.widths, self.activation)
-        return DEQNState(nets, head, auxiliary, self.stepper.init(nets))
+        key_nets, key_warm = jax.random.split(key)
+        state = self._heads(env, params)
+        nets = self._nets(key_nets, state, env, params)
+        if self.warm_start is not None:
+            nets = warm_start(self, nets, state.head, state.auxiliary, env, params, key_warm)
+        return state._replace(
+            nets=nets,
+            stepper=self.stepper.init(nets, len(self.term_names(env, params))),
+            target=nets if self.next_policy == "target" else None,
+            ring=empty_ring(self, env, params),
+            balance=None if self.adaptive is None else first_balance(len(self.term_names(env, params))),
+        )
+
+    def restart(self, state: DEQNState, env: Environment, params: EnvParams) -> DEQNState:
+        return state._replace(stepper=self.stepper.init(state.nets, len(self.term_names(env, params))))
 
     def initial_memory(self, state, env, params) -> tuple:
         return ()
@@ -162,77 +279,169 @@ class DEQN(Agent):
         return memory, self.policy(state)(view), ()
 
     def policy(self, state: DEQNState) -> ActorPolicy:
-        return ActorPolicy(state.nets, state.head, True, state.auxiliary)
+        return ActorPolicy(state.nets, state.head, True, state.auxiliary, state.linear)
 
     def update(self, state: DEQNState, rollout: Rollout, context: Context, key: Array):
         env, params = context.env, context.params
-        assert isinstance(env, Economy)
-        states = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout.env_state)
-        size = jax.tree.leaves(states)[0].shape[0]
-        batches = size // self.batch_size
+        key_pool, key_balance, key_epochs = jax.random.split(key, 3)
+        visited = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout.env_state)
+        pool = gather(self, visited, state.ring, env, params, key_pool)
+        size = jax.tree.leaves(visited)[0].shape[0]
+        steps = self.epochs * (size // self.batch_size)
+        done, planned = context.iteration * steps, context.num_iterations * steps
+        shocks = curriculum_size(self, done, planned)
+        state = self._rebalance(state, pool, env, params, shocks, key_balance)
+        weights = self._weights(state, env, params)
         final = 1e-3 if self.final_rate is None else self.final_rate
-        planned = context.num_iterations * self.epochs * batches
-        done_before = context.iteration * self.epochs * batches
-
-        def decide(nets: Actor) -> Callable[[EnvState], Decision]:
-            return policy_decision(self.policy(state._replace(nets=nets)), env, params)
+        base = self._rate()
 
         def gradient_step(carry, inputs):
-            nets, stepper, count = carry
+            nets, stepper, target, count = carry
             minibatch, key_step = inputs
-            rate = scheduled(self.schedule, self.learning_rate, final, count, planned)
+            rate = scheduled(self._schedule(), base, final, count, planned, self.warmup)
+            problem = self._problem(state._replace(target=target), env, params, shocks)
             nets, stepper, terms = self.stepper.step(
-                lambda n: self._terms(decide(n), minibatch, env, params, key_step),
-                nets,
-                stepper,
-                rate,
+                self._objective(problem, minibatch, weights, key_step), nets, stepper, rate
             )
-            return (nets, stepper, count + 1), {**terms.losses, **terms.aux, "policy/learning_rate": rate}
+            if target is not None:
+                follow = TARGET_RATE if self.target_rate is None else self.target_rate
+                target = jax.tree.map(lambda old, new: old + follow * (new - old), target, nets)
+            sizes = terms.aux.pop(SIZES)
+            metrics = {**terms.losses, **terms.aux}
+            if self.stepper.uses_rate:
+                metrics["policy/learning_rate"] = rate
+            return (nets, stepper, target, count + 1), (metrics, sizes)
 
         def epoch(carry, key_epoch):
             key_order, key_steps = jax.random.split(key_epoch)
-            order = jax.random.permutation(key_order, size)
-            cut = jax.tree.map(lambda x: x[order].reshape(batches, self.batch_size, *x.shape[1:]), states)
-            return jax.lax.scan(gradient_step, carry, (cut, jax.random.split(key_steps, batches)))
+            order = jax.random.permutation(key_order, size) if self.shuffle else jnp.arange(size)
+            batches = _cut(pool, order if self.shuffle else None, self.batch_size)
+            keys = jax.random.split(key_steps, size // self.batch_size)
+            carry, (metrics, sizes) = jax.lax.scan(gradient_step, carry, (batches, keys))
+            return carry, (metrics, jnp.zeros(size, sizes.dtype).at[order].set(sizes.reshape(-1)))
 
-        carry = (state.nets, state.stepper, done_before)
-        (nets, stepper, _), history = jax.lax.scan(epoch, carry, jax.random.split(key, self.epochs))
-        return state._replace(nets=nets, stepper=stepper), {name: values.mean() for name, values in history.items()}
+        carry = (state.nets, state.stepper, state.target, done)
+        carry, (history, sizes) = jax.lax.scan(epoch, carry, jax.random.split(key_epochs, self.epochs))
+        ring = None if state.ring is None else remember(state.ring, pool, sizes[-1])
+        metrics = {name: values.mean() for name, values in history.items()}
+        nets, stepper, target, _ = carry
+        state = state._replace(nets=nets, stepper=stepper, target=target, ring=ring)
+        return state, metrics | self._metrics(state, env, params, weights, shocks)
 
-    def _terms(self, decide, states: EnvState, env: Economy, params: EnvParams, key: Array) -> Terms:
-        """Mean squared conditions over a batch of states, one named loss each."""
-        if self.expectation == "quadrature":
-            first = second = jax.vmap(lambda s: self._residuals(decide, s, env, params, None))(states)
-        else:
-            groups = 2 if self.expectation == "all_in_one" else 1
-            keys = jax.random.split(key, (groups, self.batch_size))
-            draw = jax.vmap(lambda s, k: self._residuals(decide, s, env, params, k))
-            first, second = draw(states, keys[0]), draw(states, keys[-1])
-        losses = {f"loss/{name}": jnp.mean(first[name] * second[name]) for name in first}
-        size = jnp.mean(jnp.stack([jnp.mean(jnp.abs(g)) for g in first.values()]))
-        return Terms(losses, first, {"policy/residual": size})
+    def _objective(self, problem: Problem, batch: Pool, weights: Float[Array, " E"] | None, key: Array) -> Objective:
+        """The loss of a minibatch; item by item where its residuals separate and the stepper can make use of it."""
 
-    def _nodes(self, law: ShockLaw, state: EnvState) -> tuple[Array, Float[Array, " J"]]:
-        """Nodes and weights of the shock, by the configured rule."""
-        rule = self.rule or law.rules[0]
-        return law.nodes(rule, DEFAULT_ORDER.get(rule, 5) if self.order is None else self.order, state)
+        def whole(nets: Actor) -> Terms:
+            return objective(problem, nets, batch, weights, key)
 
-    def _residuals(self, decide, state: EnvState, env: Economy, params: EnvParams, key: Array | None):
-        """The conditions at one state; the expectation by quadrature, or over `draws` samples when a key is given."""
-        law = env.shocks(params)
-        if key is None:
-            nodes, weights = self._nodes(law, state)
-        else:
-            nodes = law.draws(key, self.num_draws, state)
-            weights = jnp.full((self.num_draws,), 1 / self.num_draws, jnp.result_type(float))
-        return residuals(decide, state, nodes, weights, env, params)
+        def one(nets: Actor, item: Pool) -> dict[str, Array]:
+            terms = objective(problem, nets, jax.tree.map(lambda x: x[None], item), weights, key)
+            assert terms.residuals is not None
+            return {name: r[0] for name, r in terms.residuals.items()}
+
+        fixed_nodes = isinstance(problem.env, Economy) and self.expectation in (None, "quadrature")
+        separates = self.stepper.needs_residuals and fixed_nodes and not self.moments
+        return Separable(whole, one, batch) if separates else whole
+
+    def _metrics(self, state: DEQNState, env, params, weights, shocks) -> dict[str, Array]:
+        """What options that are on did."""
+        found = {}
+        if state.balance is not None:
+            named = zip(self.term_names(env, params), weights, strict=True)
+            found |= {f"weight/{name}": weight for name, weight in named}
+        if state.ring is not None:
+            found["replay/stored"] = (state.ring.priorities > 0).sum()
+        if state.target is not None:
+            gaps = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), state.nets, state.target)
+            found["policy/target_gap"] = jnp.max(jnp.stack(jax.tree.leaves(gaps)))
+        if shocks is not None:
+            found["policy/shock_size"] = shocks
+        return found
+
+    def _weights(self, state: DEQNState, env: Environment, params: EnvParams) -> Float[Array, " E"] | None:
+        if state.balance is None and not self.weights:
+            return None
+        weights = fixed_weights(self, self.term_names(env, params))
+        return weights if state.balance is None else weights * state.balance.weights
+
+    def _rebalance(self, state: DEQNState, pool: Pool, env, params, shocks, key: Array) -> DEQNState:
+        """Adaptive weights from the first minibatch."""
+        if state.balance is None:
+            return state
+        problem = self._problem(state, env, params, shocks)
+        batch = jax.tree.map(lambda x: x[: self.batch_size], pool)
+
+        def losses(nets):
+            return jnp.stack(list(objective(problem, nets, batch, None, key).losses.values()))
+
+        gradients = jax.jacrev(losses)(state.nets) if self.adaptive == "annealing" else None
+        return state._replace(balance=rebalance(self, state.balance, losses(state.nets), gradients, key))
+
+    def _schedule(self) -> str:
+        own_length = self.stepper.default_rate is not None or not self.stepper.uses_rate
+        return self.schedule or ("constant" if own_length else "cosine")
+
+    def _rate(self) -> Float[Array, ""]:
+        if self.learning_rate is not None:
+            return self.learning_rate
+        own = self.stepper.default_rate
+        return jnp.asarray(LEARNING_RATE if own is None else own, jnp.result_type(float))
+
+    def _heads(self, env: Environment, params: EnvParams) -> DEQNState:
+        """A state with the heads alone."""
+        linear = self.linear if self.linear_plus else None
+        head, auxiliary = make_head(env, params), make_auxiliary_head(env, params)
+        return DEQNState(None, head, auxiliary, linear, None, None, None, None)  # type: ignore[arg-type]
+
+    def _nets(self, key: Array, state: DEQNState, env: Environment, params: EnvParams) -> Actor:
+        size = state.head.size + (0 if state.auxiliary is None else state.auxiliary.size)
+        size += 0 if self.derived is None else self.derived.size
+        shape = observation_shape(env, params)
+        return Actor(key, shape, size, None, self.widths, self.activation, self.network)
+
+    def _problem(self, state: DEQNState, env, params, shocks) -> Problem:
+        return Problem(self, env, params, lambda nets: self.policy(state._replace(nets=nets)), state.target, shocks)
 
 
-def _central_decision(env: Economy, params: EnvParams) -> Decision:
-    """The centre's actions, and the auxiliary outputs of a zero network."""
-    auxiliary = make_auxiliary_head(env, params)
-    one = Decision(
-        jnp.asarray(env.centre(params)),
-        None if auxiliary is None else auxiliary(jnp.zeros(auxiliary.size, jnp.result_type(float))),
-    )
-    return drop_agent_axis(env, jax.tree.map(lambda x: jnp.stack([x] * env.num_agents), one))
+def _check_derived(agent: DEQN, env: Environment) -> None:
+    """Refuse what derived conditions do not have."""
+    why = f"with conditions derived for {env.name}"
+    check_applies("next_policy", agent.next_policy if agent.next_policy != "full" else None, False, why)
+    check_applies("linear_plus", agent.linear_plus or None, False, why)
+    check_applies("anchor", agent.anchor or None, False, why)
+    check_applies("warm_start", agent.warm_start, False, why)
+    if not isinstance(env, Economy):
+        explicit = f"for {env.name}, whose chance is not explicit; use 'all_in_one' or 'mc'"
+        check_applies("expectation", agent.expectation, agent.expectation != "quadrature", explicit)
+        for name in ("rule", "order", "shock_mask", "curriculum"):
+            check_applies(name, getattr(agent, name), False, explicit)
+        check_applies("antithetic", agent.antithetic or None, False, explicit)
+
+
+def _definition_names(env: Environment, params: EnvParams) -> list[str]:
+    if not isinstance(env, Economy):
+        return []
+
+    def one(key):
+        state = env.initial_state(key, params)
+        return env.definitions(state, env.action_space(params).sample(key), params)
+
+    return list(jax.eval_shape(one, jax.random.key(0)))
+
+
+def _cut(pool: Pool, order: Array | None, batch_size: int) -> Pool:
+    """Minibatches, `[S / B, B, ...]`; without the slots, which no gradient reads."""
+
+    def one(x):
+        x = x if order is None else x[order]
+        return x.reshape(-1, batch_size, *x.shape[1:])
+
+    return jax.tree.map(one, pool._replace(slots=None))
+
+
+def _with(agent: DEQN, **prepared: Any) -> DEQN:
+    """A copy with fields that the constructor does not take."""
+    found = copy.copy(agent)
+    for name, value in prepared.items():
+        object.__setattr__(found, name, value)
+    return found

@@ -32,6 +32,7 @@ def residuals(
     env: Economy,
     params: EnvParams,
     report: Callable | None = None,
+    next_decide: Callable[[EnvState], Decision] | None = None,
 ) -> dict[str, Array]:
     """The two-stage residuals at one state: first the expectations over the nodes, then the conditions.
 
@@ -41,12 +42,13 @@ def residuals(
         nodes, weights: of next period's shock, `[J, ...]` and `[J]`.
         env, params: the economy.
         report: what to make of the expectations; `env.conditions` unless given.
+        next_decide: tomorrow's policy where it is another one.
     """
-    decision = decide(state)
+    decision, tomorrow = decide(state), next_decide or decide
 
     def inside(shock):
         following = env.transition(state, decision.action, shock, params)
-        return env.expectation_terms(state, decision, following, decide(following), params, next_policy=decide)
+        return env.expectation_terms(state, decision, following, tomorrow(following), params, next_policy=tomorrow)
 
     terms = jax.vmap(inside)(nodes)
     expected = jax.tree.map(lambda h: jnp.tensordot(weights, h, axes=1), terms)

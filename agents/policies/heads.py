@@ -119,6 +119,11 @@ class SquashedGaussianHead(Head):
         """From the unbounded x to the environment's units."""
         return self.low + (self.high - self.low) * jax.nn.sigmoid(2 * x + self.offset)
 
+    def inverse(self, action: Float[Array, "..."]) -> Float[Array, "... size"]:
+        """The outputs whose `mode` is `action` (in its own units); infinite at a bound, and NaN beyond."""
+        x = (jnp.log(action - self.low) - jnp.log(self.high - action) - self.offset) / 2
+        return x.reshape(*x.shape[: x.ndim - self.low.ndim], self.size)
+
     def _log_slope(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         u = 2 * x + self.offset
         return jnp.log(2 * (self.high - self.low)) - jax.nn.softplus(u) - jax.nn.softplus(-u)
@@ -162,6 +167,14 @@ class AuxiliaryHead(eqx.Module):
         x = output.reshape(output.shape[:-1] + self.low.shape)
         width = jnp.where(jnp.isfinite(self.high), self.high - self.low, 1)
         return self.low + jnp.where(jnp.isfinite(self.high), width * jax.nn.sigmoid(x), jax.nn.softplus(x))
+
+    def inverse(self, values: Float[Array, "..."]) -> Float[Array, "... size"]:
+        """The outputs that give `values` (in the economy's units); infinite at a bound, and NaN beyond."""
+        bounded, above = jnp.isfinite(self.high), values - self.low
+        below = jnp.where(bounded, self.high - values, 1)
+        # log(e^y - 1), written so that a large y does not overflow
+        x = jnp.where(bounded, jnp.log(above) - jnp.log(below), above + jnp.log(-jnp.expm1(-above)))
+        return x.reshape(*x.shape[: x.ndim - self.low.ndim], self.size)
 
 
 def make_auxiliary_head(env: Environment, params: EnvParams) -> AuxiliaryHead | None:

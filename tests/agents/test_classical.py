@@ -12,7 +12,7 @@ from equimorph.agents import classical_agent
 from equimorph.agents.agent import View
 from equimorph.agents.classical import SOLVERS, solve, solve_with, solver
 from equimorph.agents.classical.inverse import NEWTON_ROUNDS, StateOf, state_of
-from equimorph.agents.classical.log_linear import linear_rule
+from equimorph.agents.classical.log_linear import linearize
 from equimorph.envs.economies.growth import Growth, steady_ratios
 from equimorph.envs.economies.stochastic_ak import StochasticAK
 from equimorph.envs.environment import add_agent_axis
@@ -79,7 +79,7 @@ def test_traced_parameters_are_refused():
 @x64
 def test_the_rule_of_brock_and_mirman_is_exact():
     env, params = equimorph.make("BrockMirman-v0")
-    rule = linear_rule(env, params)
+    rule = linearize(env, params)
     np.testing.assert_allclose(rule.slopes, 0, atol=1e-12)
     np.testing.assert_allclose(rule.roots, [0.36, 0.9, 1 / (0.36 * 0.96)], rtol=1e-9)
     assert (
@@ -94,7 +94,7 @@ def test_the_rule_of_brock_and_mirman_is_exact():
 def test_roots_of_the_growth_model():
     """The stable root of capital and its unstable twin multiply to 1 / beta (Campbell 1994)."""
     env, params = equimorph.make("Growth-v0")
-    rule = linear_rule(env, params)
+    rule = linearize(env, params)
     ratios = steady_ratios(params)
     pull = (1 - params.beta * (1 - params.delta)) * (1 - params.alpha) / params.gamma
     roots = np.roots([1.0, -float(1 + 1 / params.beta + pull * ratios.consumption), float(1 / params.beta)])
@@ -170,7 +170,7 @@ class _Lost(Growth):
 def test_what_cannot_be_linearised(kind, message):
     env = kind()
     with pytest.raises(UserError, match=message) as error:
-        linear_rule(env, env.default_params)
+        linearize(env, env.default_params)
     assert "\n" not in str(error.value)
 
 
@@ -191,7 +191,7 @@ def test_the_tolerance_of_collocation_covers_its_error(degree):
 def test_a_box_that_follows_the_solution():
     """Strong precaution: capital lies far above the steady state, where the first box is."""
     env, params = equimorph.make("Growth-v0", gamma=5.0, sigma=0.05)
-    rule, answer = linear_rule(env, params), solve(env, params)
+    rule, answer = linearize(env, params), solve(env, params)
     assert answer.policy.function.centre[0] > rule.centre[0] + rule.spreads[0] / 2
     assert answer.tolerance < 1e-7
 

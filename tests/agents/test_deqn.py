@@ -12,8 +12,10 @@ from jaxtyping import Array
 
 import equimorph
 from equimorph.agents import DEQN
-from equimorph.agents.agent import check_pair
+from equimorph.agents.agent import Policy, check_pair
 from equimorph.agents.deqn import policy_decision, residuals
+from equimorph.agents.deqn.objective import Problem, objective
+from equimorph.agents.deqn.states import Pool
 from equimorph.envs import spaces
 from equimorph.envs.economy import Decision, Economy
 from equimorph.envs.environment import EnvParams, EnvState
@@ -188,6 +190,16 @@ def test_the_expectation_is_over_the_row_of_todays_state():
     assert float(found["euler"]) == pytest.approx(by_hand, rel=1e-5)
 
 
+class Shifted(Policy):
+    """A policy whose actions are moved by a number."""
+
+    policy: Policy
+    offset: Array
+
+    def __call__(self, view, key=None):
+        return self.policy(view) + self.offset
+
+
 def test_quadrature_and_all_in_one_agree_in_expectation():
     env, params = equimorph.make("StochasticAK-v0")
     exact = DEQN(batch_size=256, widths=(4,))
@@ -197,9 +209,8 @@ def test_quadrature_and_all_in_one_agree_in_expectation():
 
     def loss_and_slope(agent, key):
         def loss(offset):
-            decide = policy_decision(agent.policy(state), env, params)
-            shifted = lambda s: Decision(decide(s).action + offset)  # noqa: E731
-            return agent._terms(shifted, states, env, params, key).losses["loss/euler"]
+            problem = Problem(agent, env, params, lambda _: Shifted(agent.policy(state), offset), None, None)
+            return objective(problem, state.nets, Pool(states, None, None), None, key).losses["loss/euler"]
 
         return jnp.stack(jax.value_and_grad(loss)(0.01))
 
@@ -272,7 +283,7 @@ def test_few_draws_are_refused_with_the_reason():
     for draws in (None, 1, 63):
         with pytest.raises(UserError, match=r"variance.*90 % of consumption.*at least 64 draws"):
             DEQN(expectation="mc", draws=draws)
-    assert DEQN(expectation="mc", draws=64).num_draws == 64
+    DEQN(expectation="mc", draws=64)
 
 
 def test_indivisible_batches_say_what_works():
@@ -292,6 +303,33 @@ def test_indivisible_batches_say_what_works():
         ({"expectation": "quadrature", "draws": 5}, "draws = 5 does not apply"),
         ({"expectation": "all_in_one", "rule": "gauss_hermite"}, "rule = 'gauss_hermite' does not apply"),
         ({"order": 0}, "order"),
+        ({"expectation": "all_in_one", "antithetic": True, "draws": 3}, "draws = 3 must be even"),
+        ({"expectation": "all_in_one", "stepper": "lm"}, "stepper 'lm' does not apply .*product of two"),
+        ({"expectation": "all_in_one", "loss": "huber"}, "loss = 'huber' does not apply"),
+        ({"loss": "hubert"}, "Did you mean 'huber'"),
+        ({"huber_delta": 0.5}, "huber_delta = 0.5 does not apply with loss='square'"),
+        ({"adaptive": "relobalo"}, "Did you mean 'relobralo'"),
+        ({"adaptive_decay": 0.5}, "adaptive_decay = 0.5 does not apply without adaptive weights"),
+        ({"adaptive": "annealing", "lookback": 0.5}, "lookback = 0.5 does not apply without adaptive='relobralo'"),
+        ({"anchor": ("values",)}, "Did you mean 'value'"),
+        ({"bounds": {"output": [2, 1]}}, "lower end first"),
+        ({"bounds": {"output": 2}}, "must be 2 numbers"),
+        ({"weights": {"euler": -1}}, "at least 0"),
+        ({"weights": 3}, "must map names to a number"),
+        ({"states": "boxes"}, "Did you mean 'box'"),
+        ({"box_stretch": 2.0}, "without states='box'"),
+        ({"fresh_share": 0.6, "steady_share": 0.6}, "more than 1"),
+        ({"states": "fresh", "fresh_share": 0.5}, "all of which are"),
+        ({"replay_share": 0.5}, "set replay_size"),
+        ({"next_policy": "targets"}, "Did you mean 'target'"),
+        ({"target_rate": 0.5}, "without next_policy='target'"),
+        ({"warm_start": "linar"}, "Did you mean 'linear'"),
+        ({"warm_start_steps": 5}, "without warm_start"),
+        ({"warm_start": "linear", "linear_plus": True}, "linear_plus=True"),
+        ({"network": "gruu"}, "Did you mean 'gru'"),
+        ({"stepper": "lm", "learning_rate": 0.1}, "learning_rate = 0.1 does not apply with stepper 'lm'"),
+        ({"stepper": "lm", "warmup": 5}, "warmup"),
+        ({"shock_mask": (1, 0)}, "True or False for each shock"),
         ({"batch_size": 0}, "batch_size"),
     ],
 )
@@ -301,7 +339,7 @@ def test_mistakes_are_named(arguments, message):
 
 
 def test_what_has_no_conditions_or_no_such_rule_is_refused():
-    with pytest.raises(UserError, match=r"'conditions'.*'mappo' or 'reinforce'"):
+    with pytest.raises(UserError, match=r"'differentiable'.*'mappo' or 'reinforce'"):
         check_pair(DEQN(batch_size=8), *equimorph.make("CellCount-v0"), 8, 8)
     with pytest.raises(UserError, match=r"integration rule.*'exact'.*Known: gauss_hermite"):
         check_pair(DEQN(batch_size=8, rule="exact"), *equimorph.make("BrockMirman-v0"), 8, 8)

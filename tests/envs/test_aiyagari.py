@@ -12,7 +12,7 @@ from equimorph.agents.classical import solve
 from equimorph.agents.classical.aiyagari import equilibrium, household_policy, model_of
 from equimorph.agents.deqn import residuals
 from equimorph.envs import Decision
-from equimorph.envs.economies._households import gini, move
+from equimorph.envs.economies._cross_section import gini, move
 from equimorph.envs.economies.aiyagari import rouwenhorst, stationary, tauchen
 from equimorph.errors import UserError
 

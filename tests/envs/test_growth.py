@@ -7,7 +7,7 @@ import pytest
 
 import equimorph
 from equimorph.agents.classical import solve, solve_with
-from equimorph.agents.classical.log_linear import linear_rule
+from equimorph.agents.classical.log_linear import linearize
 from equimorph.agents.deqn import residuals
 from equimorph.envs import Decision
 from equimorph.envs.economies.growth import spreads
@@ -79,7 +79,7 @@ def test_annual_log_calibration():
     iterated = solve_with("value_iteration", env, params, points=(31, 15))
     again = env.definitions(state, iterated.policy(state), params)["invested_share"]
     assert float(share) == pytest.approx(float(again), abs=2e-6)
-    rule = linear_rule(env, params)
+    rule = linearize(env, params)
 
     def invested(k, log_z):
         away = jnp.stack([jnp.log(k / state.k), log_z])
@@ -183,7 +183,7 @@ def test_simulated_states(visited):
 @pytest.mark.parametrize("calibration", ["g1", "g2", "g5", "annual_log"])
 def test_spreads_are_those_of_the_linear_rule(calibration):
     env, params = make(calibration=calibration)
-    np.testing.assert_allclose(linear_rule(env, params).spreads, spreads(params), rtol=1e-9)
+    np.testing.assert_allclose(linearize(env, params).spreads, spreads(params), rtol=1e-9)
 
 
 @pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0, 5.0])

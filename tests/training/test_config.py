@@ -29,6 +29,9 @@ class Learner:
     optimiser: object = "adam"
     clip: Float[Array, ""] | None = None
 
+    def prepare(self, env, params):
+        return self
+
 
 @pytest.fixture(autouse=True)
 def learner(monkeypatch):

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, PyTree
 from ...agents.classical.coordinates import StateCoordinates
 from ...envs.economy import Economy
 from ...envs.environment import EnvParams, EnvState
+from ...envs.wrappers import innermost
 from .economies import Case
 from .errors import by_state, measure
 from .rules import Rule
@@ -61,7 +62,7 @@ def curves(
 def _likes(visited: EnvState) -> list[tuple[str, EnvState]]:
     """A visited state for each of the most frequent values of the state's integers (the time aside), with its label."""
     names, columns = [], []
-    for path, leaf in jax.tree_util.tree_flatten_with_path(visited)[0]:
+    for path, leaf in jax.tree_util.tree_flatten_with_path(innermost(visited))[0]:
         name = jax.tree_util.keystr(path).lstrip(".")
         if jnp.issubdtype(leaf.dtype, jnp.integer) and leaf.ndim == 1 and name != "time":
             names.append(name)
@@ -153,7 +154,7 @@ def _follow(rule: Rule, start: EnvState, key, params: EnvParams, *, env: Economy
     def shown(state: EnvState):
         values = env.definitions(state, decide(state).action, params)
         if not values:
-            leaves = jax.tree_util.tree_flatten_with_path(state)[0]
+            leaves = jax.tree_util.tree_flatten_with_path(innermost(state))[0]
             values = {
                 jax.tree_util.keystr(path).lstrip("."): leaf
                 for path, leaf in leaves

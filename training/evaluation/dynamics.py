@@ -10,6 +10,7 @@ import numpy as np
 
 from ...envs.economy import Economy
 from ...envs.environment import EnvParams
+from ...envs.wrappers import innermost
 from .rules import Rule
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def _path(rule: Rule, key: jax.Array, params: EnvParams, *, env: Economy):
     def step(state, key_step):
         shock = law.sample(key_step, state)
         following = env.transition(state, decide(state).action, shock, params).replace(time=state.time)
-        return following, (state.capital, state.z)
+        world = innermost(state)
+        return following, (world.capital, world.z)
 
     return jax.lax.scan(step, env.initial_state(key_start, params), jax.random.split(key_steps, PERIODS))[1]

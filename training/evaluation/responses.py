@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, PyTree
 from ...envs.economy import Economy
 from ...envs.environment import EnvParams, EnvState
 from ...envs.shocks import Chain, Discrete, Normal, ShockLaw
+from ...envs.wrappers import innermost
 from .rules import Rule
 from .stability import FixedPoint
 
@@ -106,7 +107,7 @@ def _shown(rule: Rule, env: Economy, params: EnvParams):
 
     def shown(state: EnvState) -> dict[str, Array]:
         values = dict(env.definitions(state, decide(state).action, params))
-        for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
+        for path, leaf in jax.tree_util.tree_flatten_with_path(innermost(state))[0]:
             if jnp.issubdtype(leaf.dtype, jnp.floating):
                 values.setdefault(jax.tree_util.keystr(path).lstrip("."), leaf)
         values = {name: jnp.asarray(x, jnp.result_type(float)) for name, x in values.items()}

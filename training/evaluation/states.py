@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from ...agents.classical.coordinates import StateCoordinates
 from ...envs.environment import EnvState
+from ...envs.wrappers import innermost
 
 BOX_SD = 3.0
 RADII = (0.01, 0.1, 1.0)
@@ -20,7 +21,7 @@ MOST_COORDINATES = 64
 def coordinates_of(states: EnvState) -> StateCoordinates:
     """The coordinates of visited states `[S, ...]`: names from their fields, logs where all of them are positive."""
     names, logs = [], []
-    for path, leaf in jax.tree_util.tree_flatten_with_path(states)[0]:
+    for path, leaf in jax.tree_util.tree_flatten_with_path(innermost(states))[0]:
         if _is_float(leaf):
             values = np.asarray(leaf).reshape(leaf.shape[0], -1)
             shape = leaf.shape[1:]
