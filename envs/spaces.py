@@ -86,7 +86,7 @@ def clip_to(space: Space, action: PyTree) -> tuple[PyTree, Bool[Array, ""]]:
         low, high = jnp.zeros((), space.dtype), jnp.asarray(getattr(space, "nvec", getattr(space, "n", 0))) - 1
     action = jnp.asarray(action)
     if action.shape != tuple(space.shape):
-        raise UserError(f"an action of {space!r} has shape {tuple(space.shape)}, got {action.shape}")
+        raise UserError(f"an action of a {type(space).__name__} has shape {tuple(space.shape)}, got {action.shape}")
     clipped = jnp.clip(action, low.astype(action.dtype), high.astype(action.dtype))
     return clipped, jnp.any(~((action >= low) & (action <= high)))
 

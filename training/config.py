@@ -343,7 +343,8 @@ def _user_error(error: ValidationError) -> UserError:
     if first["type"] == "extra_forbidden":
         model: Any = Config
         for name in path[:-1]:
-            model = model.model_fields[name].annotation
+            inside_list = name.isdigit()
+            model = typing.get_args(model)[0] if inside_list else model.model_fields[name].annotation
         return _unknown_key(path, list(model.model_fields), "there is no such setting")
     key = ".".join(path)
     if first["type"] == "missing":

@@ -3,8 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+HOUSEHOLDS: Mapping[str, Any] = {
+    "agent": {"learning_rate": 2e-3, "schedule": "linear", "value_decay": 0.9, "initial_std": 0.2},
+    "rollout": {"num_envs": 64, "num_steps": 64},
+    "training": {"iterations": 60},
+}
+
 # nested settings, as in a configuration file; they lie over the defaults and under everything that the user says
-PRESETS: dict[tuple[str, str], dict[str, Any]] = {
+PRESETS: dict[tuple[str, str], Mapping[str, Any]] = {
     ("BrockMirman-v0", "deqn"): {
         "agent": {"learning_rate": 3e-3},
         "rollout": {"num_envs": 128, "num_steps": 16, "fresh_episodes": True},
@@ -25,6 +31,39 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
         "rollout": {"num_envs": 128, "num_steps": 32},
         "training": {"iterations": 1000},
     },
+    ("StochasticAK-v0", "mappo"): {
+        # an episode is a rollout: what wealth is worth at its end is all that saving is for
+        "agent": {
+            "learning_rate": 1e-3,
+            "schedule": "linear",
+            "gae_lambda": 1.0,
+            "value_decay": 0.9,
+            "initial_std": 0.3,
+            "activation": "silu",
+        },
+        "rollout": {"num_envs": 64, "num_steps": 32},
+        "training": {"iterations": 200},
+    },
+    ("BufferStock-v0", "mappo"): {
+        "agent": {"learning_rate": 2e-3, "schedule": "linear", "value_decay": 0.9, "initial_std": 0.2},
+        "rollout": {"num_envs": 128, "num_steps": 64},
+        "training": {"iterations": 400},
+    },
+    ("Growth-v0", "mappo"): {
+        # the centre is nearly the answer: a critic that is right before the policy moves, little noise, many steps
+        "agent": {
+            "learning_rate": 3e-4,
+            "schedule": "linear",
+            "gae_lambda": 0.98,
+            "value_decay": 0.9,
+            "epochs": 2,
+            "initial_std": 0.05,
+        },
+        "rollout": {"num_envs": 64, "num_steps": 200},
+        "training": {"iterations": 400},
+    },
+    ("Aiyagari-v0", "mappo"): HOUSEHOLDS,
+    ("KrusellSmith-v0", "mappo"): HOUSEHOLDS,
     ("CellCount-v0", "reinforce"): {
         "agent": {"learning_rate": 3e-3, "schedule": "linear", "widths": [32, 32]},
         "rollout": {"num_envs": 32, "num_steps": 10, "fresh_episodes": True},

@@ -36,11 +36,11 @@ from .expectations import check_affine, check_expectation, check_law, curriculum
 from .losses import Balance, check_loss, first_balance, fixed_weights, pairs, rebalance
 from .objective import SIZES, Problem, names, objective
 from .states import Pool, Ring, check_sources, check_states, empty_ring, gather, remember
-from .warm_start import WARM_STARTS, check_warm_start, warm_start
+from .warm_start import WARM_STARTS, check_warm_outputs, check_warm_start, warm_start
 
 CONDITIONS = ("economy", "derived")
 NEXT_POLICIES = ("full", "stop", "target")
-LEARNING_RATE, TARGET_RATE = 1e-3, 0.005
+LEARNING_RATE, TARGET_RATE, DERIVED_WARMUP = 1e-3, 0.005, 300
 
 
 class DEQNState(NamedTuple):
@@ -63,7 +63,8 @@ class DEQN(Agent):
         learning_rate: of the stepper; None takes the stepper's own, 1e-3 for a gradient.
         schedule: "constant", "linear" or "cosine", over all gradient steps of the run; None is "cosine" for gradients.
         final_rate: where the schedule ends, as a share of `learning_rate`; a thousandth unless set.
-        warmup: gradient steps over which the rate first grows linearly from nothing.
+        warmup: gradient steps over which the rate first grows linearly from nothing. None: 300 with derived conditions,
+            where a policy that moves before the costates do can end in a corner; else 0.
         conditions: "economy", those that the environment declares; "derived", first-order and envelope conditions by
             automatic differentiation of its reward and transition (see `derived`), for any environment with continuous
             actions that is differentiable. None: the declared ones where there are, else derived.
@@ -107,6 +108,8 @@ class DEQN(Agent):
             or a "target" network that follows by `target_rate` (.005 unless set) a gradient step.
         network: "mlp", "residual", or, over a history window, "gru" and "transformer".
         widths, activation: of the policy network.
+        reach_limits: actions can lie on their bounds, not only near them; None: where limits bind, that is where the
+            economy declares complementarity conditions.
         linear_plus: add the network, which starts at zero, to the linear rule around the steady state.
         warm_start: fit the network first, by `warm_start_steps` steps of L-BFGS (100 unless set): "steady_state", the
             steady state's decision everywhere, or "linear", the linear rule.
@@ -117,7 +120,7 @@ class DEQN(Agent):
     learning_rate: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
     schedule: str | None = eqx.field(default=None, static=True)
     final_rate: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
-    warmup: int = eqx.field(default=0, static=True)
+    warmup: int | None = eqx.field(default=None, static=True)
     conditions: str | None = eqx.field(default=None, static=True)
     expectation: str | None = eqx.field(default=None, static=True)
     rule: str | None = eqx.field(default=None, static=True)
@@ -155,6 +158,7 @@ class DEQN(Agent):
     network: str = eqx.field(default="mlp", static=True)
     widths: tuple[int, ...] = eqx.field(default=(64, 64), static=True, converter=tuple)
     activation: str = eqx.field(default="tanh", static=True)
+    reach_limits: bool | None = eqx.field(default=None, static=True)
     linear_plus: bool = eqx.field(default=False, static=True)
     warm_start: str | None = eqx.field(default=None, static=True)
     warm_start_steps: int | None = eqx.field(default=None, static=True)
@@ -165,7 +169,7 @@ class DEQN(Agent):
     derived: Any = eqx.field(default=None, init=False)
 
     def __check_init__(self):
-        check_rate(self.stepper, self.learning_rate, self.schedule, self.final_rate, self.warmup)
+        check_rate(self.stepper, self.learning_rate, self.schedule, self.final_rate, self.warmup or 0)
         check_schedule(self._schedule(), self.final_rate)
         check_network(self.widths, self.activation, self.network)
         check_range("final_rate", self.final_rate, 0, 1)
@@ -187,8 +191,8 @@ class DEQN(Agent):
         check_warm_start(self)
 
     def required(self) -> frozenset[str]:
-        declared = {"conditions"} if self.conditions == "economy" else set()
-        return frozenset({"differentiable"} | declared)
+        # what derived conditions need is checked where they are derived: gradients may have to be turned on first
+        return frozenset({"conditions", "differentiable"} if self.conditions == "economy" else ())
 
     def concept(self, env: Environment) -> str:
         return env.concept
@@ -196,7 +200,7 @@ class DEQN(Agent):
     def check(self, env: Environment, params: EnvParams, num_steps: int, num_envs: int) -> None:
         if not isinstance(env.agent_action_space(params), spaces.Box):
             raise UserError(f"{env.name}: DEQN needs a continuous action (Box); train it with 'mappo' or 'reinforce'")
-        make_head(env, params)
+        self.head(env, params)
         make_auxiliary_head(env, params)
         check_network(self.widths, self.activation, self.network, observation_shape(env, params))
         total = num_steps * num_envs
@@ -213,6 +217,7 @@ class DEQN(Agent):
             check_law(self, env, params)
         if self.expectation == "all_in_one" and isinstance(env, Economy) and not self.derives(env):
             check_affine(env, params)
+        check_warm_outputs(self, env, params)
         self.prepare(env, params)._check_names(env, params)
 
     def _check_names(self, env: Environment, params: EnvParams) -> None:
@@ -243,7 +248,7 @@ class DEQN(Agent):
 
             if not isinstance(env, Economy):
                 raise UserError(f"{env.name} is no economy and has no linear rule; leave linear_plus and the like out")
-            linear = linear_base(env, params, make_head(env, params), make_auxiliary_head(env, params))
+            linear = linear_base(env, params, self.head(env, params), make_auxiliary_head(env, params))
             linear = jax.tree.map(lambda x: jnp.asarray(np.asarray(x), jnp.result_type(float)), linear)
             agent = _with(agent, linear=linear)
         return agent
@@ -298,7 +303,7 @@ class DEQN(Agent):
         def gradient_step(carry, inputs):
             nets, stepper, target, count = carry
             minibatch, key_step = inputs
-            rate = scheduled(self._schedule(), base, final, count, planned, self.warmup)
+            rate = scheduled(self._schedule(), base, final, count, planned, self._warmup(env))
             problem = self._problem(state._replace(target=target), env, params, shocks)
             nets, stepper, terms = self.stepper.step(
                 self._objective(problem, minibatch, weights, key_step), nets, stepper, rate
@@ -381,6 +386,11 @@ class DEQN(Agent):
         own_length = self.stepper.default_rate is not None or not self.stepper.uses_rate
         return self.schedule or ("constant" if own_length else "cosine")
 
+    def _warmup(self, env: Environment) -> int:
+        if self.warmup is None:
+            return DERIVED_WARMUP if self.derives(env) and self.stepper.uses_rate else 0
+        return self.warmup
+
     def _rate(self) -> Float[Array, ""]:
         if self.learning_rate is not None:
             return self.learning_rate
@@ -390,8 +400,13 @@ class DEQN(Agent):
     def _heads(self, env: Environment, params: EnvParams) -> DEQNState:
         """A state with the heads alone."""
         linear = self.linear if self.linear_plus else None
-        head, auxiliary = make_head(env, params), make_auxiliary_head(env, params)
+        head, auxiliary = self.head(env, params), make_auxiliary_head(env, params)
         return DEQNState(None, head, auxiliary, linear, None, None, None, None)  # type: ignore[arg-type]
+
+    def head(self, env: Environment, params: EnvParams) -> Head:
+        """How outputs become actions."""
+        binds = isinstance(env, Economy) and bool(env.complementarity) and not self.derives(env)
+        return make_head(env, params, reach=binds if self.reach_limits is None else self.reach_limits)
 
     def _nets(self, key: Array, state: DEQNState, env: Environment, params: EnvParams) -> Actor:
         size = state.head.size + (0 if state.auxiliary is None else state.auxiliary.size)

@@ -193,5 +193,6 @@ def rebalance(
 def _relative(agent: DEQN, losses: Float[Array, " E"], before: Float[Array, " E"]) -> Float[Array, " E"]:
     """E softmax(L_i(t) / (T L_i(t'))): terms that fell less count more."""
     temperature = 0.1 if agent.temperature is None else agent.temperature
-    ratio = losses / (temperature * jnp.maximum(before, jnp.finfo(losses.dtype).tiny))
+    # a term that was at zero has fallen no further, whatever it is now: the ratio stays finite
+    ratio = jnp.minimum(losses / jnp.maximum(temperature * before, jnp.finfo(losses.dtype).tiny), 1e6)
     return losses.shape[0] * jax.nn.softmax(ratio)

@@ -13,7 +13,7 @@ from ...envs.environment import Environment, EnvParams, add_agent_axis
 from ...errors import UserError
 from ..agent import check_applies, check_range
 from ..policies.actor import Actor, flat_observation
-from ..policies.heads import AuxiliaryHead, Head
+from ..policies.heads import AuxiliaryHead, Head, make_auxiliary_head
 from ..steppers import Terms, make_stepper
 
 if TYPE_CHECKING:
@@ -31,6 +31,20 @@ def check_warm_start(agent: DEQN) -> None:
         raise UserError("warm_start does not apply with linear_plus=True, which starts at the linear rule itself")
 
 
+def check_warm_outputs(agent: DEQN, env: Environment, params: EnvParams) -> None:
+    """Refuse a start at a steady state that there is not, or in which a decision lies on its bound."""
+    if agent.warm_start != "steady_state":
+        return
+    if not isinstance(env, Economy) or env.steady_state(params) is None:
+        raise UserError(f"{env.name} has no steady state, so warm_start='steady_state' does not apply; leave it out")
+    outputs = _steady_outputs(agent.head(env, params), make_auxiliary_head(env, params), env, params)
+    if not bool(jnp.all(jnp.isfinite(outputs))):
+        raise UserError(
+            f"{env.name}: a decision lies on its bound in the steady state, which no output of the network reaches; "
+            "leave warm_start='steady_state' out"
+        )
+
+
 def warm_start(
     agent: DEQN,
     nets: Actor,
@@ -43,9 +57,6 @@ def warm_start(
     """Networks whose outputs, before the squash, fit the steady state's or the linear rule's in 512 fresh states.
 
     By L-BFGS with a line search (Nocedal and Wright 2006, section 7.2).
-
-    Raises:
-        UserError: there is no steady state.
     """
     assert isinstance(env, Economy)
 
@@ -74,8 +85,7 @@ def _steady_outputs(
 ) -> Float[Array, "A out"]:
     """What the network puts out where it decides as in the steady state."""
     found = env.steady_state(params)
-    if found is None:
-        raise UserError(f"{env.name} has no steady state, so warm_start='steady_state' does not apply; leave it out")
+    assert found is not None
     decision = add_agent_axis(env, found[1])
     parts = [head.inverse(decision.action)]  # type: ignore[attr-defined]
     if auxiliary is not None:

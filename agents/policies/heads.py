@@ -23,6 +23,7 @@ from ...errors import UserError
 
 ILLEGAL = -1e9
 INITIAL_STD = 0.5
+REACH = 0.1
 _GAUSS_X, _GAUSS_W = np.polynomial.hermite_e.hermegauss(5)
 _GAUSS_W = _GAUSS_W / _GAUSS_W.sum()
 
@@ -147,6 +148,28 @@ class SquashedGaussianHead(Head):
         return self._event_sum(jnp.asarray(distrax.Normal(mean, jnp.exp(spread)).entropy()) + correction)
 
 
+class ReachingHead(SquashedGaussianHead):
+    """The same for a deterministic policy that has to reach its bounds, where limits bind in some states.
+
+    The squash goes beyond the bounds by a tenth of their distance and is cut there. The cut lets gradients through, so
+    that an action at its bound can leave it.
+    """
+
+    def squash(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        share = (1 + 2 * REACH) * jax.nn.sigmoid(2 * x + self.offset) - REACH
+        share = share + jax.lax.stop_gradient(jnp.clip(share, 0, 1) - share)
+        return self.low + (self.high - self.low) * share
+
+    def inverse(self, action: Float[Array, "..."]) -> Float[Array, "... size"]:
+        """Outputs whose `mode` is `action`: at a bound, the least that reach it."""
+        share = ((action - self.low) / (self.high - self.low) + REACH) / (1 + 2 * REACH)
+        x = (jax.scipy.special.logit(share) - self.offset) / 2
+        return x.reshape(*x.shape[: x.ndim - self.low.ndim], self.size)
+
+    def sample(self, key, output, spread, mask=None):
+        raise NotImplementedError("a policy that reaches its bounds is deterministic")
+
+
 class AuxiliaryHead(eqx.Module):
     """Multipliers and prices, deterministic: a sigmoid between finite bounds, a softplus above a lower one alone.
 
@@ -194,12 +217,13 @@ def make_auxiliary_head(env: Environment, params: EnvParams) -> AuxiliaryHead | 
     return AuxiliaryHead(low, high)
 
 
-def make_head(env: Environment, params: EnvParams, initial_std: float | None = None) -> Head:
+def make_head(env: Environment, params: EnvParams, initial_std: float | None = None, *, reach: bool = False) -> Head:
     """The head of one agent of `env`.
 
     Args:
         env, params: the environment.
         initial_std: of a Box action before the squash; 0.5 unless set.
+        reach: a Box's bounds have to be reached, by a deterministic policy.
 
     Raises:
         UserError: an action space that no head serves, bounds that are not finite, or a standard deviation that is
@@ -217,7 +241,10 @@ def make_head(env: Environment, params: EnvParams, initial_std: float | None = N
         low, high = (jnp.broadcast_to(jnp.asarray(bound, dtype), space.shape) for bound in (space.low, space.high))
         _check_bounds(env, low, high)
         position = (jnp.asarray(env.centre(params), dtype) - low) / (high - low)
-        return SquashedGaussianHead(low, high, jax.scipy.special.logit(position), initial_std or INITIAL_STD)
+        if reach:
+            position = (position + REACH) / (1 + 2 * REACH)
+        kind = ReachingHead if reach else SquashedGaussianHead
+        return kind(low, high, jax.scipy.special.logit(position), initial_std or INITIAL_STD)
     raise UserError(f"{env.name}: no action head for a {type(space).__name__} space; Discrete and Box have one")
 
 

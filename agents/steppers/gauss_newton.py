@@ -130,7 +130,7 @@ class GaussNewton(Stepper):
 
         if isinstance(objective, Separable) and self.method != "ign":
             value, terms = residuals(flat)
-            linear = by_rows(value, _jacobian(objective, unravel, flat))
+            linear = by_rows(value, _jacobian(objective, unravel, flat, [*(terms.residuals or {})]))
         else:
             value, push, terms = jax.linearize(residuals, flat, has_aux=True)
             transpose = jax.linear_transpose(push, flat)
@@ -186,11 +186,13 @@ def by_rows(value: Float[Array, " M"], rows: Float[Array, "M P"]) -> Linear:
     return Linear(value, lambda v: rows @ v, lambda w: w @ rows, value @ rows, rows)
 
 
-def _jacobian(objective: Separable, unravel: Callable, flat: Float[Array, " P"]) -> Float[Array, "M P"]:
-    """The Jacobian of `stacked`, item by item."""
+def _jacobian(
+    objective: Separable, unravel: Callable, flat: Float[Array, " P"], names: list[str]
+) -> Float[Array, "M P"]:
+    """The Jacobian of `stacked`, item by item; terms in the order of `names`, which a pytree does not keep."""
     one = jax.jacrev(lambda x, item: objective.one(unravel(x), item))
     found = jax.vmap(lambda item: one(flat, item))(objective.items)
-    parts = [rows.reshape(-1, flat.size) for rows in found.values()]
+    parts = [found[name].reshape(-1, flat.size) for name in names]
     return jnp.concatenate([rows / rows.shape[0] ** 0.5 for rows in parts])
 
 

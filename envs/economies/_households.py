@@ -14,14 +14,14 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from ...errors import UserError, unknown
 from .. import spaces
 from ..complementarity import fischer_burmeister
 from ..economy import Decision, Economy, Residuals
-from ..environment import Domain, EnvState, drop_agent_axis
+from ..environment import Domain, drop_agent_axis
+from ._cross_section import State, gini, move, population_mean
 from ._household_shocks import HouseholdShocks, invert
 
 NON_POSITIVE = Domain(high=0.0, open_high=False)
@@ -34,25 +34,6 @@ NUM_HOUSEHOLDS, GRID_SIZE, CURVATURE = 20, 60, 3
 SPREAD_LOG_K = 0.2
 
 HOUSEHOLDS = ("agents", "histogram")
-
-
-@struct.dataclass
-class State(EnvState):
-    """The cross-section at the beginning of a period.
-
-    Attributes:
-        a: assets of each agent, a household or a point of the histogram's grid; `[A]`.
-        own: index of its own state (productivity, employment); `[A]`.
-        mass: the share of the population that it stands for; `[A]`.
-        capital: mean assets, which prices follow.
-        z: index of the aggregate state; 0 throughout where there is one.
-    """
-
-    a: Float[Array, " A"]
-    own: Int[Array, " A"]
-    mass: Float[Array, " A"]
-    capital: Float[Array, ""]
-    z: Int[Array, ""]
 
 
 class Budget(NamedTuple):
@@ -209,7 +190,7 @@ class HouseholdEconomy(Economy):
             a = params.amin + mean * jax.random.exponential(key_a, (count, 2), dtype).sum(axis=-1) / 2
             own = invert(shares[z], jax.random.uniform(key_own, (count,), dtype))
             mass = jnp.full((count,), 1 / count, dtype)
-        return State(time=jnp.int32(0), a=a, own=own, mass=mass, capital=_mean(mass, a), z=z)
+        return State(time=jnp.int32(0), a=a, own=own, mass=mass, capital=population_mean(mass, a), z=z)
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -259,9 +240,9 @@ class HouseholdEconomy(Economy):
         if self.households == "histogram":
             grid = self.grid(params)
             mass = move(state.mass, saved, grid, law.own[state.z, z])
-            return state.replace(mass=mass, capital=_mean(mass, jnp.tile(grid, self.num_own)), z=z)
+            return state.replace(mass=mass, capital=population_mean(mass, jnp.tile(grid, self.num_own)), z=z)
         own = law.next_own(state, z, shock)
-        return state.replace(a=saved, own=own, capital=_mean(state.mass, saved), z=z)
+        return state.replace(a=saved, own=own, capital=population_mean(state.mass, saved), z=z)
 
     def reward(self, state: State, action: Array, params: Any) -> Float[Array, "..."]:
         """Utility of consumption."""
@@ -339,7 +320,7 @@ class HouseholdEconomy(Economy):
             "capital": state.capital,
             "interest_rate": budget.gross_return - 1,
             "wage": budget.wage,
-            "consumption": _mean(state.mass, self.consumption(state, action, params)),
+            "consumption": population_mean(state.mass, self.consumption(state, action, params)),
             "gini": gini(state.a - params.amin, state.mass),
         }
 
@@ -382,36 +363,3 @@ def utility(c: ArrayLike, mu: ArrayLike) -> Array:
     """(c^(1 - mu) - 1) / (1 - mu), log c at mu = 1."""
     c, curve = jnp.asarray(c), 1 - jnp.asarray(mu)
     return jnp.where(curve == 0, jnp.log(c), jnp.expm1(curve * jnp.log(c)) / jnp.where(curve == 0, 1, curve))
-
-
-def move(
-    mass: Float[Array, " A"], saved: Float[Array, " A"], grid: Float[Array, " n"], own: Float[Array, "S S"]
-) -> Float[Array, " A"]:
-    """The distribution after everyone saved: to the two nearest points in proportion, so that means are kept.
-
-    Args:
-        mass: of `[own state, grid point]`, flattened.
-        saved: assets chosen there.
-        grid: increasing.
-        own: chances of own states.
-    """
-    points, states = grid.shape[0], own.shape[0]
-    low = jnp.clip(jnp.searchsorted(grid, saved, side="right") - 1, 0, points - 2)
-    up = jnp.clip((saved - grid[low]) / (grid[low + 1] - grid[low]), 0, 1)
-    rows = jnp.repeat(jnp.arange(states), points)
-    moved = jnp.zeros((states, points), mass.dtype)
-    moved = moved.at[rows, low].add(mass * (1 - up)).at[rows, low + 1].add(mass * up)
-    return jnp.einsum("su,sn->un", own, moved, precision="highest").ravel()
-
-
-def gini(x: Float[Array, " A"], mass: Float[Array, " A"]) -> Float[Array, ""]:
-    """Twice the area between the Lorenz curve of `x` and the diagonal; 0 where everyone has the same."""
-    order = jnp.argsort(x)
-    weight = mass[order] / mass.sum()
-    lorenz = jnp.cumsum(weight * x[order])
-    total = jnp.where(lorenz[-1] > 0, lorenz[-1], 1)
-    return jnp.where(lorenz[-1] > 0, 1 - jnp.sum(weight * (2 * lorenz - weight * x[order])) / total, 0)
-
-
-def _mean(mass: Float[Array, " A"], x: Float[Array, " A"]) -> Float[Array, ""]:
-    return jnp.sum(mass * x)

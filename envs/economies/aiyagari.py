@@ -17,7 +17,8 @@ from jaxtyping import Array, ArrayLike, Float
 
 from ...errors import UserError, unknown
 from ..environment import POSITIVE, SHARE, Domain, EnvParams, parameter
-from ._households import NON_POSITIVE, Budget, HouseholdEconomy, Means, State
+from ._cross_section import State
+from ._households import NON_POSITIVE, Budget, HouseholdEconomy, Means
 
 EQUILIBRIA = ("partial", "general")
 DISCRETISATIONS = ("tauchen", "rouwenhorst")

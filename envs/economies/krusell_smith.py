@@ -16,7 +16,8 @@ from jaxtyping import Array, ArrayLike, Float
 
 from ...errors import UserError
 from ..environment import POSITIVE, SHARE, Domain, EnvParams, parameter
-from ._households import NON_POSITIVE, Budget, HouseholdEconomy, Means, State
+from ._cross_section import State
+from ._households import NON_POSITIVE, Budget, HouseholdEconomy, Means
 
 # Chances of staying unemployed into a new aggregate state, relative to those of staying in it (Krusell, Smith 1998).
 INTO_BAD, INTO_GOOD = 1.25, 0.75

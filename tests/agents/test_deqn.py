@@ -339,7 +339,7 @@ def test_mistakes_are_named(arguments, message):
 
 
 def test_what_has_no_conditions_or_no_such_rule_is_refused():
-    with pytest.raises(UserError, match=r"'differentiable'.*'mappo' or 'reinforce'"):
+    with pytest.raises(UserError, match=r"continuous action.*'mappo' or 'reinforce'"):
         check_pair(DEQN(batch_size=8), *equimorph.make("CellCount-v0"), 8, 8)
     with pytest.raises(UserError, match=r"integration rule.*'exact'.*Known: gauss_hermite"):
         check_pair(DEQN(batch_size=8, rule="exact"), *equimorph.make("BrockMirman-v0"), 8, 8)

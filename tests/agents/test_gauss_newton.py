@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from equimorph.agents.steppers import GaussNewton, Terms, make_stepper
+from equimorph.agents.steppers import GaussNewton, Separable, Terms, make_stepper
 from equimorph.errors import UserError
 
 
@@ -192,3 +192,28 @@ def test_residuals_are_asked_for_by_name(name):
 def test_mistakes_are_named(arguments, message):
     with pytest.raises(UserError, match=message):
         GaussNewton(**arguments)
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+def test_item_by_item_is_the_same_step(rows):
+    """With more parameters than residuals, and with fewer; names out of order, and of different length."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(1)
+        items = {
+            "a": jnp.asarray(rng.normal(size=(rows, 5)), float),
+            "b": jnp.asarray(rng.normal(size=rows), float),
+        }
+
+        def one(x, item):
+            return {"z": jnp.tanh(item["a"] @ x) - item["b"], "m": jnp.stack([item["b"] * x[0], x[1] ** 2])}
+
+        def whole(x):
+            found = jax.vmap(lambda item: one(x, item))(items)
+            return terms_of({name: found[name] for name in ("z", "m")})
+
+        start = rng.normal(size=5)
+        for name in ("gn", "lm"):
+            plain, *_ = run(GaussNewton(name, damping=1e-2), whole, start, 4)
+            quick, *_ = run(GaussNewton(name, damping=1e-2), Separable(whole, one, items), start, 4)
+            np.testing.assert_allclose(quick, plain, rtol=1e-9, atol=1e-12)
+        assert np.abs(np.asarray(plain[-1]) - start).max() > 0.05

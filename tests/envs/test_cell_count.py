@@ -291,17 +291,17 @@ def test_picture_shows_the_living_cells():
     assert np.all(env.render(empty, params) == 255)
 
 
-@pytest.mark.parametrize("shape", [(8, 2), (8,)])
+@pytest.mark.parametrize("shape", [(12, 2), (12,)])
 def test_action_of_another_shape_is_refused(shape):
-    env, params = equimorph.make("CellCount-v0", mode="hazard", capacity=8, target=6)
-    _, state = env.reset_env(jax.random.key(0), params)
-    with pytest.raises(UserError, match=r"has shape \(8, 1\)"):
+    env, params = make("hazard")
+    state = env.reset(jax.random.key(0), params)[1]
+    with pytest.raises(UserError, match=r"has shape \(12, 1\)"):
         env.step_env(jax.random.key(1), state, jnp.zeros(shape), params)
 
 
 def test_rate_that_is_not_a_number_does_not_pass_for_no_division():
-    env, params = equimorph.make("CellCount-v0", mode="hazard", capacity=8, target=6)
-    _, state = env.reset_env(jax.random.key(0), params)
-    _, _, reward, _, info = env.step_env(jax.random.key(1), state, jnp.full((8, 1), jnp.nan), params)
+    env, params = make("hazard")
+    state = env.reset(jax.random.key(0), params)[1]
+    _, _, reward, _, info = step(env, jax.random.key(1), state, jnp.full((12, 1), jnp.nan), params)
     assert jnp.isnan(reward).all()
     assert info["action_clipped"]

@@ -31,6 +31,9 @@ CASES = {
     "CartPole-v1": ("CartPole-v1", {}),
     "Pendulum-v1": ("Pendulum-v1", {}),
 }
+# One of each kind: one agent, several as one controller, one shot, a tissue, and two of gymnax's own.
+KINDS = {"BrockMirman-v0", "KrusellSmith-v0", "Auction-v0", "CellCount-v0", "CartPole-v1", "Pendulum-v1"}
+EVERY = [pytest.param(case, marks=[] if case in KINDS else pytest.mark.extended) for case in CASES]
 # Advice on spaces, which are what they are: Gymnasium's own CartPole and Pendulum earn it too.
 ADVICE = (
     "A Box observation space minimum value is -infinity",
@@ -111,7 +114,7 @@ def counter(**options):
 # -- Gymnasium's own checkers ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", EVERY)
 def test_gymnasiums_checker_has_nothing_to_say(case, only_advice, monkeypatch):
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     env = make(case)
@@ -241,7 +244,7 @@ def test_seeds_make_episodes_and_no_seed_makes_others():
 # -- what comes out ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", EVERY)
 def test_types_are_numpys_and_pythons(case):
     env = make(case)
     first, _ = env.reset(seed=0)
