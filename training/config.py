@@ -19,6 +19,9 @@ from .coerce import coerce, number, whole
 from .presets import preset
 from .settings import apply_overrides, load_config, merge
 
+RATES = ("stepper", "learning_rate", "schedule", "final_rate", "warmup")
+"""Hyperparameters that belong to a stepper: another stepper does not take them over."""
+
 AGENTS = {"mappo": "MAPPO", "reinforce": "REINFORCE", "deqn": "DEQN"}
 
 Whole = Annotated[int, BeforeValidator(whole)]
@@ -257,7 +260,10 @@ def resolve(
     for section, key, how in [("env", "id", "an environment id"), ("agent", "name", "--agent")]:
         if tree[section].get(key) is None:
             raise UserError(f"{section}.{key} is missing: give {how}, or {section}.{key} in a configuration file")
-    return parse(merge(preset(str(tree["env"]["id"]), str(tree["agent"]["name"])), tree))
+    under = dict(preset(str(tree["env"]["id"]), str(tree["agent"]["name"])))
+    if "stepper" in tree["agent"]:
+        under["agent"] = {key: value for key, value in under.get("agent", {}).items() if key not in RATES}
+    return parse(merge(under, tree))
 
 
 def _check_groups(tree: Mapping[str, Any], part: Mapping[str, Any]) -> None:

@@ -26,6 +26,36 @@ PRESETS: dict[tuple[str, str], Mapping[str, Any]] = {
         "rollout": {"num_envs": 256, "num_steps": 64, "fresh_episodes": True},
         "training": {"iterations": 200},
     },
+    ("Growth-v0", "deqn"): {
+        "agent": {"learning_rate": 3e-3},
+        "rollout": {"num_envs": 128, "num_steps": 16},
+        "training": {"iterations": 1250},
+    },
+    ("Irreversible-v0", "deqn"): {
+        "agent": {"learning_rate": 3e-3},
+        "rollout": {"num_envs": 128, "num_steps": 16},
+        "training": {"iterations": 1250},
+    },
+    ("BufferStock-v0", "deqn"): {
+        "agent": {"learning_rate": 3e-3, "fresh_share": 0.25},
+        "rollout": {"num_envs": 128, "num_steps": 16},
+        "training": {"iterations": 1250},
+    },
+    ("OLG-v0", "deqn"): {
+        "agent": {"learning_rate": 3e-3, "fresh_share": 0.25},
+        "rollout": {"num_envs": 128, "num_steps": 16},
+        "training": {"iterations": 1250},
+    },
+    ("IRBC-v0", "deqn"): {
+        "agent": {"learning_rate": 3e-3},
+        "rollout": {"num_envs": 128, "num_steps": 16},
+        "training": {"iterations": 1250},
+    },
+    ("FishWar-v0", "deqn"): {
+        "agent": {"learning_rate": 3e-3, "fresh_share": 0.25},
+        "rollout": {"num_envs": 128, "num_steps": 16},
+        "training": {"iterations": 400},
+    },
     ("StochasticAK-v0", "deqn"): {
         "agent": {"learning_rate": 3e-3, "batch_size": 256},
         "rollout": {"num_envs": 128, "num_steps": 32},

@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 from ..agents.agent import Agent
 from ..envs.environment import Environment, EnvParams
 from ..errors import UserError
-from .config import Config, make_agent
+from .config import RATES, Config, make_agent
 
 
 class Stage(NamedTuple):
@@ -49,10 +49,6 @@ def stages(config: Config, env: Environment, params: EnvParams, agent: Agent) ->
         agents.append(make_agent(config.agent.name, env, params, **{**kept, **changes}))
         starts.append(switch.at)
     return [Stage(*part) for part in zip(agents, starts, [*starts[1:], training.iterations], strict=True)]
-
-
-RATES = ("stepper", "learning_rate", "schedule", "final_rate", "warmup")
-"""Hyperparameters that belong to a stepper: a new one does not take them over."""
 
 
 def restart(agent: Agent, state: PyTree, env: Environment, params: EnvParams, num_seeds: int) -> PyTree:

@@ -35,7 +35,7 @@ from ..steppers import Objective, Separable, Stepper, Terms, check_rate, check_s
 from .expectations import check_affine, check_expectation, check_law, curriculum_size
 from .losses import Balance, check_loss, first_balance, fixed_weights, pairs, rebalance
 from .objective import SIZES, Problem, names, objective
-from .states import Pool, Ring, check_sources, check_states, empty_ring, gather, remember
+from .states import Pool, Ring, check_sources, check_states, empty_ring, gather, remember, shuffled
 from .warm_start import WARM_STARTS, check_warm_outputs, check_warm_start, warm_start
 
 CONDITIONS = ("economy", "derived")
@@ -288,9 +288,11 @@ class DEQN(Agent):
 
     def update(self, state: DEQNState, rollout: Rollout, context: Context, key: Array):
         env, params = context.env, context.params
-        key_pool, key_balance, key_epochs = jax.random.split(key, 3)
+        key_pool, key_out, key_balance, key_epochs = jax.random.split(key, 4)
+        shape = rollout.reward.shape[:2]
         visited = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout.env_state)
-        pool = gather(self, visited, state.ring, env, params, key_pool)
+        # which visited states make way is drawn, so that no environment or period is left out for ever
+        pool = gather(self, visited, state.ring, env, params, key_pool, shuffled(key_out, *shape))
         size = jax.tree.leaves(visited)[0].shape[0]
         steps = self.epochs * (size // self.batch_size)
         done, planned = context.iteration * steps, context.num_iterations * steps
@@ -319,7 +321,7 @@ class DEQN(Agent):
 
         def epoch(carry, key_epoch):
             key_order, key_steps = jax.random.split(key_epoch)
-            order = jax.random.permutation(key_order, size) if self.shuffle else jnp.arange(size)
+            order = shuffled(key_order, *shape) if self.shuffle else jnp.arange(size)
             batches = _cut(pool, order if self.shuffle else None, self.batch_size)
             keys = jax.random.split(key_steps, size // self.batch_size)
             carry, (metrics, sizes) = jax.lax.scan(gradient_step, carry, (batches, keys))

@@ -76,7 +76,28 @@ def check_sources(agent: DEQN, env: Environment, params: EnvParams) -> None:
         raise UserError(f"{env.name} has no steady state, so steady_share does not apply; use fresh_share")
 
 
-def gather(agent: DEQN, visited: EnvState, ring: Ring | None, env: Environment, params: EnvParams, key: Array) -> Pool:
+def shuffled(key: Array, num_steps: int, num_envs: int) -> Int[Array, " S"]:
+    """A random order of the states of a rollout, `[T, N]` flattened.
+
+    Environments are permuted and each one's periods turned by a random number: any N states in a row are of different
+    environments, at periods of their own. Only N numbers are sorted; a permutation of all T N would cost a fifth of the
+    gradient steps.
+    """
+    key_turn, key_column = jax.random.split(key)
+    turn = jax.random.randint(key_turn, (num_envs,), 0, num_steps)
+    row = (jnp.arange(num_steps)[:, None] + turn) % num_steps
+    return (row * num_envs + jax.random.permutation(key_column, num_envs)).reshape(-1)
+
+
+def gather(
+    agent: DEQN,
+    visited: EnvState,
+    ring: Ring | None,
+    env: Environment,
+    params: EnvParams,
+    key: Array,
+    order: Int[Array, " S"],
+) -> Pool:
     """The states of an update, as many as were visited.
 
     Shares of the visited states make way for fresh draws, states near the steady state, and the ring's.
@@ -87,8 +108,9 @@ def gather(agent: DEQN, visited: EnvState, ring: Ring | None, env: Environment, 
         ring: of earlier updates, or None.
         env, params: the environment.
         key: of the draws.
+        order: which visited states make way, the first ones first and for the ring the last.
     """
-    key_source, key_fresh, key_steady, key_ring, key_order = jax.random.split(key, 5)
+    key_source, key_fresh, key_steady, key_ring = jax.random.split(key, 4)
     size = jax.tree.leaves(visited)[0].shape[0]
     states = visited
     if agent.states == "box":
@@ -99,8 +121,6 @@ def gather(agent: DEQN, visited: EnvState, ring: Ring | None, env: Environment, 
     replayed = 0 if ring is None else round((0.5 if agent.replay_share is None else agent.replay_share) * size)
     if not any(counts) and not replayed:
         return Pool(states, None, None)
-    # Which visited states make way is drawn, so that no environment or period is left out for ever.
-    order = jax.random.permutation(key_order, size)
     states = jax.tree.map(lambda x: x[order], states)
     if counts[0]:
         states = _put(states, _fresh(env, params, key_fresh, counts[0]), 0)

@@ -164,25 +164,37 @@ def visited(env, params, count):
     return jax.vmap(lambda key: env.initial_state(key, params))(jax.random.split(jax.random.key(3), count))
 
 
+def gathered(agent, seen, ring, env, params, key):
+    size = len(seen.k)
+    return sources.gather(agent, seen, ring, env, params, key, jnp.arange(size))
+
+
+def test_a_shuffle_takes_every_state_once_and_environments_evenly():
+    order = np.asarray(sources.shuffled(jax.random.key(0), 6, 10)).reshape(6, 10)
+    assert sorted(order.ravel().tolist()) == list(range(60))
+    assert all(len(set(row % 10)) == 10 for row in order)
+    assert all(len(set(row // 10)) > 1 for row in order)
+    other = np.asarray(sources.shuffled(jax.random.key(1), 6, 10)).reshape(6, 10)
+    assert (order != other).mean() > 0.8
+
+
 def test_sources_of_states():
     env, params = equimorph.make("Growth-v0")
     seen = visited(env, params, 400)
     seen = dataclasses.replace(seen, k=1 + 0.01 * (seen.k - 1))
     key = jax.random.key(1)
-    box = sources.gather(DEQN(states="box", box_stretch=1.5), seen, None, env, params, key).states
+    box = gathered(DEQN(states="box", box_stretch=1.5), seen, None, env, params, key).states
     low, high = np.log([float(seen.k.min()), float(seen.k.max())])
     logs = np.log(np.asarray(box.k, float))
     half = (high - low) / 2
     assert np.abs(logs - (low + high) / 2).max() <= 1.5 * half * (1 + 1e-3)
     assert np.abs(logs - (low + high) / 2).max() > 1.3 * half
-    mixed = sources.gather(
-        DEQN(fresh_share=0.25, steady_share=0.25, steady_width=1e-4), seen, None, env, params, key
-    ).states
+    mixed = gathered(DEQN(fresh_share=0.25, steady_share=0.25, steady_width=1e-4), seen, None, env, params, key).states
     distance = np.abs(np.asarray(mixed.k, float) - 1)
     assert (distance[:100] > 0.004).mean() > 0.8  # fresh draws lie within 30 %, the visited ones within .3 %
     assert distance[100:200].max() < 6e-4
     assert set(np.asarray(mixed.k[200:]).tolist()) <= set(np.asarray(seen.k).tolist())
-    fresh = sources.gather(DEQN(states="fresh"), seen, None, env, params, key).states
+    fresh = gathered(DEQN(states="fresh"), seen, None, env, params, key).states
     assert np.asarray(fresh.k).std() > 10 * np.asarray(seen.k).std()
 
 
@@ -191,7 +203,7 @@ def test_a_ring_gives_by_priority_and_forgets_the_oldest():
     agent = DEQN(replay_size=4, replay_share=0.5, replay_exponent=1.0, replay_correction=1.0)
     ring = sources.empty_ring(agent, env, params)
     seen = visited(env, params, 4000)
-    first = sources.gather(agent, seen, ring, env, params, jax.random.key(0))
+    first = gathered(agent, seen, ring, env, params, jax.random.key(0))
     assert (np.asarray(first.slots) == 4).all()  # nothing is stored yet
     np.testing.assert_allclose(first.importance, 1)
     # Four states of known size, then one more: it takes the first one's place.
@@ -202,7 +214,7 @@ def test_a_ring_gives_by_priority_and_forgets_the_oldest():
     ring = sources.remember(ring, sources.Pool(fifth, None, jnp.full(1, 4, jnp.int32)), jnp.asarray([6.0]))
     np.testing.assert_allclose(ring.states.k, np.asarray(seen.k)[[4, 1, 2, 3]])
     # Priorities 6, 2, 3, 4: drawn in that proportion, and weighted by the inverse, the rarest one 1.
-    drawn = sources.gather(agent, seen, ring, env, params, jax.random.key(2))
+    drawn = gathered(agent, seen, ring, env, params, jax.random.key(2))
     slots, importance = np.asarray(drawn.slots[2000:]), np.asarray(drawn.importance[2000:])
     shares = np.bincount(slots, minlength=4) / 2000
     np.testing.assert_allclose(shares, np.array([6, 2, 3, 4]) / 15, atol=0.04)

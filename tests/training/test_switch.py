@@ -86,3 +86,9 @@ def test_all_options_in_one_file_act(name):
         assert found["policy/step_accepted"][10:].max() > 0
     else:
         assert found["policy/conflicts"].max() > 0
+
+
+def test_a_presets_rate_is_not_another_steppers():
+    assert resolve("Growth-v0", "deqn").agent.hyperparameters["learning_rate"] == 3e-3
+    found = resolve("Growth-v0", "deqn", {"agent": {"stepper": "lm"}})
+    assert "learning_rate" not in found.agent.hyperparameters
