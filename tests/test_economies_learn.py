@@ -85,7 +85,7 @@ def exploitabilities(run):
 
 
 # Multipliers, households at a borrowing limit, generations, a game in time, one that is played once.
-CONDITIONS = ("Irreversible-v0", "KrusellSmith-v0", "OLG-v0", "FishWar-v0", "Auction-v0")
+CONDITIONS = ("Irreversible-v0", "OLG-v0", "FishWar-v0", "Auction-v0")
 
 
 @pytest.mark.parametrize("env_id", some(ECONOMIES, CONDITIONS))

@@ -166,7 +166,11 @@ def trained_actions(env, params, seed, steps, rate=3e-3, batch=128):
 
 @pytest.mark.parametrize(
     ("id", "options"),
-    [("BrockMirman-v0", {}), ("FishWar-v0", {}), ("FishWar-v0", {"concept": "cooperative"})],
+    [
+        ("BrockMirman-v0", {}),
+        ("FishWar-v0", {}),
+        pytest.param("FishWar-v0", {"concept": "cooperative"}, marks=pytest.mark.extended),
+    ],
 )
 def test_training_finds_the_concepts_own_answer_from_reward_and_transition(id, options):
     env, params = equimorph.make(id, **options)
@@ -180,6 +184,7 @@ def test_training_finds_the_concepts_own_answer_from_reward_and_transition(id, o
 # -- other environments ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_a_transition_behind_step_env_gives_the_same_conditions_as_the_economy():
     """Key by key: an economy seen through a wrapper has no explicit shock, and its averages are over its own draws."""
     env, params = equimorph.make("BrockMirman-v0")

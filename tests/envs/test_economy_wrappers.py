@@ -28,8 +28,8 @@ def close(found, expected, rtol=1e-5, atol=1e-6):
 @pytest.mark.parametrize(
     ("id", "options"),
     [
-        ("CellCount-v0", {"mode": "hazard", "capacity": 24, "window": 3}),
-        ("OLG-v0", {"window": 2}),
+        pytest.param("CellCount-v0", {"mode": "hazard", "capacity": 24, "window": 3}, marks=pytest.mark.extended),
+        pytest.param("OLG-v0", {"window": 2}, marks=pytest.mark.extended),
         (
             "KrusellSmith-v0",
             {"num_households": 2, "window": 3, "inputs": {"beta": (0.95, 0.99), "delta": (0.02, 0.03)}},
