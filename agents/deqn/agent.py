@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ...envs import spaces
 from ...envs.economy import Economy
 from ...envs.environment import Environment, EnvParams
 from ...errors import UserError, unknown
@@ -32,11 +31,12 @@ from ..policies.actor import Actor, ActorPolicy, observation_shape
 from ..policies.heads import AuxiliaryHead, Head, make_auxiliary_head, make_head
 from ..policies.networks import check_network
 from ..steppers import Objective, Separable, Stepper, Terms, check_rate, check_schedule, make_stepper, scheduled
-from .expectations import check_affine, check_expectation, check_law, curriculum_size
+from .checks import check_fits
+from .expectations import check_expectation, curriculum_size
 from .losses import Balance, check_loss, first_balance, fixed_weights, pairs, rebalance
 from .objective import SIZES, Problem, names, objective
-from .states import Pool, Ring, check_sources, check_states, empty_ring, gather, remember, shuffled
-from .warm_start import WARM_STARTS, check_warm_outputs, check_warm_start, warm_start
+from .states import Pool, Ring, check_states, empty_ring, gather, remember, shuffled
+from .warm_start import WARM_STARTS, check_warm_start, warm_start
 
 CONDITIONS = ("economy", "derived")
 NEXT_POLICIES = ("full", "stop", "target")
@@ -76,7 +76,7 @@ class DEQN(Agent):
             chain). Normal shocks also have "monomial3", "monomial5" and "qmc".
         order: nodes per dimension of "gauss_hermite", 5 unless set; points of "qmc", 256 unless set. Other rules take
             none.
-        draws: per group, for "all_in_one" (4 unless set) and "mc".
+        draws: per group, for "all_in_one" (4 unless set; 1 key where chance is not explicit) and "mc".
         antithetic: draws in pairs of opposite sign, each group by itself; for shocks made of normal draws.
         shock_mask: which shocks are on in the expectation, a True or False each; the others are at their mean.
         curriculum: share of the run over which the shocks in the expectation grow linearly to their size.
@@ -198,40 +198,7 @@ class DEQN(Agent):
         return env.concept
 
     def check(self, env: Environment, params: EnvParams, num_steps: int, num_envs: int) -> None:
-        if not isinstance(env.agent_action_space(params), spaces.Box):
-            raise UserError(f"{env.name}: DEQN needs a continuous action (Box); train it with 'mappo' or 'reinforce'")
-        self.head(env, params)
-        make_auxiliary_head(env, params)
-        check_network(self.widths, self.activation, self.network, observation_shape(env, params))
-        total = num_steps * num_envs
-        if total % self.batch_size:
-            works = [n for n in range(1, total + 1) if total % n == 0]
-            raise UserError(
-                f"num_steps x num_envs = {num_steps} x {num_envs} = {total} states do not divide into batches of "
-                f"{self.batch_size}; batch_size can be {', '.join(map(str, works[-12:]))}"
-            )
-        check_sources(self, env, params)
-        if self.derives(env):
-            _check_derived(self, env)
-        if isinstance(env, Economy):
-            check_law(self, env, params)
-        if self.expectation == "all_in_one" and isinstance(env, Economy) and not self.derives(env):
-            check_affine(env, params)
-        check_warm_outputs(self, env, params)
-        self.prepare(env, params)._check_names(env, params)
-
-    def _check_names(self, env: Environment, params: EnvParams) -> None:
-        """Refuse weights of terms, and bounds and moments of definitions, that there are not."""
-        for option in ("bounds", "moments"):
-            for name, *_ in getattr(self, option):
-                known = _definition_names(env, params)
-                if name not in known:
-                    raise unknown(f"definition of {env.name} in {option}", name, known)
-        if self.weights:
-            known = self.term_names(env, params)
-            for name, _ in self.weights:
-                if name not in known:
-                    raise unknown(f"term of {env.name} in weights", name, known)
+        check_fits(self, env, params, num_steps * num_envs, f"num_steps x num_envs = {num_steps} x {num_envs}")
 
     def derives(self, env: Environment) -> bool:
         """Whether conditions are derived: asked for, or the environment declares none."""
@@ -418,32 +385,6 @@ class DEQN(Agent):
 
     def _problem(self, state: DEQNState, env, params, shocks) -> Problem:
         return Problem(self, env, params, lambda nets: self.policy(state._replace(nets=nets)), state.target, shocks)
-
-
-def _check_derived(agent: DEQN, env: Environment) -> None:
-    """Refuse what derived conditions do not have."""
-    why = f"with conditions derived for {env.name}"
-    check_applies("next_policy", agent.next_policy if agent.next_policy != "full" else None, False, why)
-    check_applies("linear_plus", agent.linear_plus or None, False, why)
-    check_applies("anchor", agent.anchor or None, False, why)
-    check_applies("warm_start", agent.warm_start, False, why)
-    if not isinstance(env, Economy):
-        explicit = f"for {env.name}, whose chance is not explicit; use 'all_in_one' or 'mc'"
-        check_applies("expectation", agent.expectation, agent.expectation != "quadrature", explicit)
-        for name in ("rule", "order", "shock_mask", "curriculum"):
-            check_applies(name, getattr(agent, name), False, explicit)
-        check_applies("antithetic", agent.antithetic or None, False, explicit)
-
-
-def _definition_names(env: Environment, params: EnvParams) -> list[str]:
-    if not isinstance(env, Economy):
-        return []
-
-    def one(key):
-        state = env.initial_state(key, params)
-        return env.definitions(state, env.action_space(params).sample(key), params)
-
-    return list(jax.eval_shape(one, jax.random.key(0)))
 
 
 def _cut(pool: Pool, order: Array | None, batch_size: int) -> Pool:

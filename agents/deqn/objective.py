@@ -14,7 +14,7 @@ from ...envs.environment import Environment, EnvParams, EnvState, add_agent_axis
 from ..agent import View
 from ..policies.actor import Actor, ActorPolicy, flat_observation
 from ..steppers import Terms
-from .expectations import draws_at, nodes_at, num_draws
+from .expectations import draws_at, nodes_at
 from .losses import assemble
 from .residuals import policy_decision, residuals
 from .states import Pool
@@ -142,13 +142,14 @@ def _keyed(problem: Problem, nets: Actor, states: EnvState, key: Array) -> tuple
     """Derived conditions of an environment whose chance is in its keys."""
     agent, env, params = problem.agent, problem.env, problem.params
     outputs, count = outputs_of(problem, nets), jax.tree.leaves(states)[0].shape[0]
+    draws = 1 if agent.draws is None else agent.draws
 
     def group(key: Array) -> Named:
-        keys = jax.random.split(key, (count, max(num_draws(agent), 1)))
+        keys = jax.random.split(key, (count, draws))
         return jax.vmap(lambda s, k: agent.derived.keyed_residuals(outputs, s, k, env, params))(states, keys)
 
     key_first, key_second = jax.random.split(key)
-    return group(key_first), group(key_second) if agent.expectation == "all_in_one" else None
+    return group(key_first), None if agent.expectation == "mc" else group(key_second)
 
 
 def outputs_of(problem: Problem, nets: Actor) -> Callable[[EnvState], tuple[PyTree, Array]]:
