@@ -36,6 +36,9 @@ class Learner(eqx.Module):
 
     width: int = eqx.field(default=1, static=True)
 
+    def prepare(self, env, params):
+        return self
+
     def init(self, key, env, params):
         size = env.observation_space(params).shape[-1]
         return {"weight": jax.random.normal(key, (size, self.width)), "step": jnp.zeros((), jnp.int32)}
