@@ -345,11 +345,17 @@ class DEQN(Agent):
         problem = self._problem(state, env, params, shocks)
         batch = jax.tree.map(lambda x: x[: self.batch_size], pool)
 
-        def losses(nets):
-            return jnp.stack(list(objective(problem, nets, batch, None, key).losses.values()))
+        key_draw, key_look = jax.random.split(key)
 
-        gradients = jax.jacrev(losses)(state.nets) if self.adaptive == "annealing" else None
-        return state._replace(balance=rebalance(self, state.balance, losses(state.nets), gradients, key))
+        def losses(nets):
+            found = jnp.stack(list(objective(problem, nets, batch, None, key_draw).losses.values()))
+            return found, found
+
+        if self.adaptive == "annealing":
+            gradients, values = jax.jacrev(losses, has_aux=True)(state.nets)
+        else:
+            gradients, values = None, losses(state.nets)[0]
+        return state._replace(balance=rebalance(self, state.balance, values, gradients, key_look))
 
     def _schedule(self) -> str:
         own_length = self.stepper.default_rate is not None or not self.stepper.uses_rate

@@ -68,17 +68,14 @@ def objective(problem: Problem, nets: Actor, pool: Pool, weights: Float[Array, "
 
 def names(problem: Problem, nets: Actor) -> tuple[str, ...]:
     """Names of the terms: conditions in alphabetical order, then anchors, bounds and moments."""
-
-    def one(key):
-        state = jax.tree.map(lambda x: x[None], problem.env.reset_env(key, problem.params)[1])
-        return list(all_terms(problem, nets, state, key)[0].items())
-
     found: list[str] = []
 
     def run(key):
-        terms = one(key)
-        found.extend(name for name, _ in terms)
-        return [value for _, value in terms]
+        key_state, key_draw = jax.random.split(key)
+        state = jax.tree.map(lambda x: x[None], problem.env.reset_env(key_state, problem.params)[1])
+        terms = all_terms(problem, nets, state, key_draw)[0]
+        found.extend(terms)
+        return terms
 
     jax.eval_shape(run, jax.random.key(0))
     return tuple(found)

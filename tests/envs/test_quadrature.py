@@ -11,6 +11,7 @@ import pytest
 import equimorph
 from equimorph.agents import DEQN
 from equimorph.agents.agent import check_pair
+from equimorph.agents.deqn.expectations import nodes_at
 from equimorph.envs import quadrature
 from equimorph.envs.economies.stochastic_ak import StochasticAK
 from equimorph.envs.shocks import Normal
@@ -141,7 +142,7 @@ def test_deep_equilibrium_nets_take_every_rule_and_refuse_an_order_that_has_no_e
 def test_the_rule_decides_the_nodes_of_training():
     law = Normal(2)
     shapes = {
-        (rule, order): DEQN(rule=rule, order=order)._nodes(law, None)[0].shape
+        (rule, order): nodes_at(DEQN(rule=rule, order=order), law, None, None)[0].shape
         for rule, order in ((None, None), ("gauss_hermite", 3), ("monomial3", None), ("qmc", None), ("qmc", 10))
     }
     assert [shape[0] for shape in shapes.values()] == [25, 9, 4, 256, 10]

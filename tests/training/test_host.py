@@ -261,7 +261,7 @@ def test_a_state_of_other_numbers_is_refused():
 @pytest.mark.parametrize(
     ("agent", "options", "message"),
     [
-        ("deqn", {}, "DEQN needs 'conditions', .*which gymnasium:CartPole-v1 does not offer.*'mappo' or 'reinforce'"),
+        ("deqn", {}, "gymnasium:CartPole-v1.*its actions are Discrete.*'mappo' or 'reinforce'"),
         ("reinforce", {"score": "events"}, "REINFORCE needs 'events'.*use score='actions'"),
     ],
 )
