@@ -55,7 +55,7 @@ def test_reward_learner_finds_the_planners_solution():
     ("agent", "settings"),
     [
         ("mappo", {}),
-        ("reinforce", {}),
+        pytest.param("reinforce", {}, marks=pytest.mark.extended),
         pytest.param("reinforce", {"score": "events", "env": {"mode": "hazard"}}, marks=pytest.mark.extended),
     ],
 )

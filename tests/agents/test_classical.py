@@ -265,6 +265,7 @@ class _Cash(Growth):
 
 
 @x64
+@pytest.mark.extended
 def test_newtons_steps_find_what_the_chord_does_not():
     """And their derivatives are those of the inverse, forward and backward."""
     env, params = _Cash(), equimorph.make("Growth-v0")[1]

@@ -36,6 +36,7 @@ def close(found, expected, rtol=1e-5, atol=1e-6):
         ),
     ],
 )
+@pytest.mark.extended
 def test_wrapped_environments_keep_the_contract(id, options):
     equimorph.check_environment(*equimorph.make(id, **options))
 
@@ -43,7 +44,13 @@ def test_wrapped_environments_keep_the_contract(id, options):
 # -- a window ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("id", "options"), [("OLG-v0", {}), ("CellCount-v0", {"mode": "hazard", "capacity": 24})])
+@pytest.mark.parametrize(
+    ("id", "options"),
+    [
+        ("OLG-v0", {}),
+        pytest.param("CellCount-v0", {"mode": "hazard", "capacity": 24}, marks=pytest.mark.extended),
+    ],
+)
 def test_a_window_is_what_its_agent_saw(id, options):
     env, params = equimorph.make(id, **options)
     wrapped = with_window(env, 3)
@@ -141,6 +148,7 @@ class NewestOnly(Policy):
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_reports_are_those_of_the_economy():
     run = equimorph.train("Growth-v0", "deqn", iterations=1, progress=False)
     policy = run.agent.policy(run.state)

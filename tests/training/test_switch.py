@@ -60,6 +60,7 @@ def test_switches_that_cannot_be(switch, message):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["deqn_everything", pytest.param("deqn_pcgrad", marks=pytest.mark.extended)])
+@pytest.mark.extended
 def test_all_options_in_one_file_act(name):
     config = resolve(file=EXAMPLES / f"{name}.yaml", sets=["training.iterations=12", "logging.progress=false"])
     config = config.model_dump()

@@ -52,6 +52,7 @@ def test_fast_is_braxs():
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_a_pendulum_is_braxs():
     """A random policy drops it: Brax's `done` is our termination."""
     assert same_steps("inverted_pendulum", 60) > 0

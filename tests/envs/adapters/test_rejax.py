@@ -58,6 +58,7 @@ def test_what_is_stepped_on_the_host_is_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_ppo_learns_to_save():
     env, params = equimorph.make("BrockMirman-v0")
     algorithm = rejax.get_algo("ppo").create(

@@ -37,6 +37,7 @@ def test_ends_of_episodes_are_told_apart():
     assert np.abs(observations[0] - expected).max() > 1e-3
 
 
+@pytest.mark.extended
 def test_a_tissue_that_is_scored_is_not_truncated():
     env = StableBaselines3VecEnv(vector("CellCountPooled-v0", 2, max_steps_in_episode=1))
     env.reset()
