@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ...envs.economy import Economy
 from ...envs.environment import Environment, EnvParams
-from ...errors import UserError, unknown
+from ...errors import unknown
 from ..agent import (
     Agent,
     Context,
@@ -35,6 +34,7 @@ from .checks import check_fits
 from .expectations import check_expectation, curriculum_size
 from .losses import Balance, check_loss, first_balance, fixed_weights, pairs, rebalance
 from .objective import SIZES, Problem, names, objective
+from .prepared import derived_of, linear_of
 from .states import Pool, Ring, check_states, empty_ring, gather, remember, shuffled
 from .warm_start import WARM_STARTS, check_warm_start, warm_start
 
@@ -205,20 +205,12 @@ class DEQN(Agent):
         return self.conditions == "derived" or (self.conditions is None and "conditions" not in env.capabilities)
 
     def prepare(self, env: Environment, params: EnvParams) -> DEQN:
-        agent = self
+        found = {}
         if self.derives(env):
-            from .derived import make_derived
-
-            agent = _with(agent, derived=make_derived(env, params))
+            found["derived"] = derived_of(env, params)
         if self.linear_plus or self.anchor or self.warm_start == "linear":
-            from ..linear import linear_base
-
-            if not isinstance(env, Economy):
-                raise UserError(f"{env.name} is no economy and has no linear rule; leave linear_plus and the like out")
-            linear = linear_base(env, params, self.head(env, params), make_auxiliary_head(env, params))
-            linear = jax.tree.map(lambda x: jnp.asarray(np.asarray(x), jnp.result_type(float)), linear)
-            agent = _with(agent, linear=linear)
-        return agent
+            found["linear"] = linear_of(self, env, params)
+        return _with(self, **found) if found else self
 
     def term_names(self, env: Environment, params: EnvParams) -> tuple[str, ...]:
         """Names of the terms of the loss, in the order of their weights; of an agent that was prepared."""

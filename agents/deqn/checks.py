@@ -41,7 +41,7 @@ def check_fits(agent: DEQN, env: Environment, params: EnvParams, total: int, pro
             f"{product} = {total} states do not divide into batches of {agent.batch_size}; batch_size can be "
             f"{', '.join(map(str, works[-12:]))}"
         )
-    check_sources(agent, env, params)
+    check_sources(agent, env, params, total)
     if agent.derives(env):
         _check_derived(agent, env)
     if isinstance(env, Economy):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .agent import DEQN
 
 SOURCES = ("rollout", "fresh", "box")
-FRESH = "set fresh_share, or states='fresh'"
+REPLAY_SHARE = 0.5
 EPSILON = 1e-6
 
 
@@ -55,11 +55,11 @@ def check_states(agent: DEQN) -> None:
         raise unknown("source of states", str(agent.states), SOURCES)
     check_applies("box_stretch", agent.box_stretch, agent.states == "box", "without states='box'")
     check_range("box_stretch", agent.box_stretch, 0)
-    shares = (agent.fresh_share, agent.steady_share, agent.replay_share)
     for name in ("fresh_share", "steady_share", "replay_share"):
         check_range(name, getattr(agent, name), 0, 1)
-    if sum(share or 0 for share in shares) > 1:
-        raise UserError("fresh_share, steady_share and replay_share add up to more than 1")
+    if sum(shares_of(agent).values()) > 1:
+        given = ", ".join(f"{name} = {share:g}" for name, share in shares_of(agent).items())
+        raise UserError(f"{given} add up to more than 1")
     check_applies("fresh_share", agent.fresh_share, agent.states != "fresh", "with states='fresh', all of which are")
     check_applies("steady_width", agent.steady_width, agent.steady_share is not None, "without steady_share")
     check_range("steady_width", agent.steady_width, 0)
@@ -70,8 +70,19 @@ def check_states(agent: DEQN) -> None:
         check_range(name, getattr(agent, name), 0, 1)
 
 
-def check_sources(agent: DEQN, env: Environment, params: EnvParams) -> None:
-    """Refuse sources of states that the environment does not have."""
+def shares_of(agent: DEQN) -> dict[str, float]:
+    """The shares of an update's states that are not the rollout's, of those sources that are on."""
+    replayed = agent.replay_share if agent.replay_share is not None else REPLAY_SHARE
+    shares = {"fresh_share": agent.fresh_share, "steady_share": agent.steady_share}
+    shares["replay_share"] = None if agent.replay_size is None else replayed
+    return {name: share for name, share in shares.items() if share is not None}
+
+
+def check_sources(agent: DEQN, env: Environment, params: EnvParams, total: int) -> None:
+    """Refuse sources of states that the environment does not have, or that give none of `total` states."""
+    for name, share in shares_of(agent).items():
+        if round(share * total) < 1:
+            raise UserError(f"{name} = {share:g} of {total} states is none; raise it, or leave it out")
     if agent.steady_share is not None and (not isinstance(env, Economy) or env.steady_state(params) is None):
         raise UserError(f"{env.name} has no steady state, so steady_share does not apply; use fresh_share")
 
@@ -117,18 +128,18 @@ def gather(
         states = _box(visited, 1.0 if agent.box_stretch is None else agent.box_stretch, key_source)
     elif agent.states == "fresh":
         states = _fresh(env, params, key_source, size)
-    counts = [round((share or 0) * size) for share in (agent.fresh_share, agent.steady_share)]
-    replayed = 0 if ring is None else round((0.5 if agent.replay_share is None else agent.replay_share) * size)
-    if not any(counts) and not replayed:
+    counts = {name: round(share * size) for name, share in shares_of(agent).items()}
+    if not counts:
         return Pool(states, None, None)
+    fresh, steady = counts.get("fresh_share", 0), counts.get("steady_share", 0)
     states = jax.tree.map(lambda x: x[order], states)
-    if counts[0]:
-        states = _put(states, _fresh(env, params, key_fresh, counts[0]), 0)
-    if counts[1]:
-        states = _put(states, _near_steady(agent, env, params, key_steady, counts[1]), counts[0])
+    if fresh:
+        states = _put(states, _fresh(env, params, key_fresh, fresh), 0)
+    if steady:
+        states = _put(states, _near_steady(agent, env, params, key_steady, steady), fresh)
     if ring is None:
         return Pool(states, None, None)
-    return _with_ring(agent, states, ring, replayed, key_ring)
+    return _with_ring(agent, states, ring, counts["replay_share"], key_ring)
 
 
 def remember(ring: Ring, pool: Pool, sizes: Float[Array, " S"]) -> Ring:

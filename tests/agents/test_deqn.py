@@ -319,6 +319,7 @@ def test_indivisible_batches_say_what_works():
         ({"states": "boxes"}, "Did you mean 'box'"),
         ({"box_stretch": 2.0}, "without states='box'"),
         ({"fresh_share": 0.6, "steady_share": 0.6}, "more than 1"),
+        ({"fresh_share": 0.6, "replay_size": 64}, "fresh_share = 0.6, replay_share = 0.5 add up to more than 1"),
         ({"states": "fresh", "fresh_share": 0.5}, "all of which are"),
         ({"replay_share": 0.5}, "set replay_size"),
         ({"next_policy": "targets"}, "Did you mean 'target'"),

@@ -112,6 +112,9 @@ def test_the_shocks_options_fit_the_law():
         check_pair(DEQN(batch_size=8, bounds={"outptu": (0, 1)}), *growth, 8, 8)
     with pytest.raises(UserError, match=r"'eulr'.*Did you mean 'euler'"):
         check_pair(DEQN(batch_size=8, weights={"eulr": 2}), *growth, 8, 8)
+    for share in ({"fresh_share": 0.001}, {"replay_size": 32, "replay_share": 0.0}):
+        with pytest.raises(UserError, match=r"_share = .* of 64 states is none"):
+            check_pair(DEQN(batch_size=8, **share), *growth, 8, 8)
     with pytest.raises(UserError, match="no steady state"):
         check_pair(DEQN(batch_size=8, steady_share=0.5), *equimorph.make("StochasticAK-v0"), 8, 8)
 
@@ -229,6 +232,15 @@ def test_a_ring_gives_by_priority_and_forgets_the_oldest():
 
 
 # -- networks and starts --------------------------------------------------------------------------------------------
+
+
+def test_what_is_prepared_is_prepared_once():
+    env, params = equimorph.make("Growth-v0")
+    agent = DEQN(linear_plus=True)
+    first = agent.prepare(env, params).linear
+    assert agent.prepare(env, params).linear is first
+    other = agent.prepare(env, params.replace(gamma=jnp.float32(5.0))).linear
+    assert np.abs(np.asarray(other.weight) - np.asarray(first.weight)).max() > 1e-3
 
 
 def test_a_head_that_reaches_its_bounds():

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 import equimorph
+from equimorph.agents.agent import check_pair
 from equimorph.errors import UserError
-from equimorph.training.config import resolve
+from equimorph.training.config import build, resolve
+from equimorph.training.switch import stages
 from equimorph.training.trainer import train_from_config
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -58,9 +60,18 @@ def test_switches_that_cannot_be(switch, message):
         train_from_config(settings(switch=switch))
 
 
+@pytest.mark.parametrize("name", ["deqn_everything", "deqn_pcgrad"])
+def test_the_files_fit_their_environment(name):
+    config = resolve(file=EXAMPLES / f"{name}.yaml")
+    env, params, agent = build(config)
+    for part in stages(config, env, params, agent):
+        check_pair(part.agent, env, params, config.rollout.num_steps, config.rollout.num_envs)
+        assert part.agent.term_names(env, params) == ("euler", "bound/consumption")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["deqn_everything", pytest.param("deqn_pcgrad", marks=pytest.mark.extended)])
 @pytest.mark.extended
+@pytest.mark.parametrize("name", ["deqn_everything", "deqn_pcgrad"])
 def test_all_options_in_one_file_act(name):
     config = resolve(file=EXAMPLES / f"{name}.yaml", sets=["training.iterations=12", "logging.progress=false"])
     config = config.model_dump()
