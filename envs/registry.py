@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import UserError, unknown
 from .catalog import LIBRARIES, is_foreign, load_attribute, spec
+from .economy import Economy
 from .environment import Environment, EnvParams, canonical_params, validate_params
 from .family import Family
 from .history import with_window
@@ -147,6 +148,11 @@ def build(
     environment = factory(**typed_options(id, factory, options))
     params = environment.default_params
     values = {name: value for name, value in overrides.items() if name not in option_names}
+    if "max_steps_in_episode" in values and isinstance(environment, Economy) and environment.one_shot:
+        raise UserError(
+            f"{id}: max_steps_in_episode = {values['max_steps_in_episode']!r} does not apply to a game that is played "
+            "once; leave it out"
+        )
     params = override_params(id, params, values, option_names)
     environment.check_params(params)
     return environment, params

@@ -9,6 +9,12 @@ import pytest
 MOST_MAPS = 20_000
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Optimize what a slow test compiles, and nothing else: the others compile for longer than they run."""
+    jax.config.update("jax_disable_most_optimizations", item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def few_memory_maps():
     """Forget compiled functions before a process runs out of memory maps, of which LLVM would die."""

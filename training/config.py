@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from ..envs.catalog import is_foreign, spec
 from ..errors import UserError, did_you_mean, unknown
 from .coerce import coerce, number, whole
 from .presets import preset
@@ -259,6 +260,9 @@ def resolve(
     _check_groups(tree, named)
     for section, key, how in [("env", "id", "an environment id"), ("agent", "name", "--agent")]:
         if tree[section].get(key) is None:
+            known = tree["env"].get("id")
+            if isinstance(known, str) and not is_foreign(known):
+                spec(known)  # a misspelt environment is the first mistake to name
             raise UserError(f"{section}.{key} is missing: give {how}, or {section}.{key} in a configuration file")
     under = dict(preset(str(tree["env"]["id"]), str(tree["agent"]["name"])))
     if "stepper" in tree["agent"]:

@@ -60,6 +60,7 @@ def train(
     env: Mapping[str, Any] | None = None,
     rollout: Mapping[str, Any] | None = None,
     evaluation: Mapping[str, Any] | None = None,
+    switch: Sequence[Mapping[str, Any]] | None = None,
     progress: bool | None = None,
     **hyperparameters: Any,
 ) -> Run:
@@ -73,6 +74,7 @@ def train(
         env: further settings of the environment: `{"concept": "competitive", "params": {"eta": 0.2}}`.
         rollout: `num_envs`, `num_steps`, `fresh_episodes`.
         evaluation: `num_episodes`, `horizon`, `seed`.
+        switch: other steppers later in the run, `[{"at": 1000, "stepper": "lm"}]`.
         progress: show it; None: only on a terminal.
         **hyperparameters: of the agent.
 
@@ -87,7 +89,7 @@ def train(
         >>> run.policy([0.0, 0.0]).shape
         (1,)
     """
-    counts = {"iterations": iterations, "seed": seed, "num_seeds": num_seeds}
+    counts = {"iterations": iterations, "seed": seed, "num_seeds": num_seeds, "switch": switch}
     for given, key, where in ((env, "id", "env_id"), (hyperparameters, "name", "agent")):
         if given and key in given:
             raise UserError(f"{key} = {given[key]!r} has no place here: it is train's argument {where}")

@@ -63,6 +63,7 @@ def test_calibrations_and_overrides_on_top_of_them():
         ("BrockMirman-v0", {"beta": "high"}, "parameter beta must be a number, got 'high'"),
         ("BrockMirman-v0", {"max_steps_in_episode": 2.5}, "max_steps_in_episode must be a whole number, got 2.5"),
         ("BrockMirman-v0", {"max_steps_in_episode": 0}, "max_steps_in_episode"),
+        ("Auction-v0", {"max_steps_in_episode": 5}, "= 5 does not apply to a game that is played once; leave it out"),
         ("CartPole-v1", {"calibration": "default"}, "has no calibrations"),
         ("BrockMirman-v0", {"num_envs": 3}, "num_envs is an option of api='gymnasium'"),
         ("BrockMirman-v0", {"api": "gymnasum"}, "unknown api 'gymnasum'. Did you mean 'gymnasium'"),

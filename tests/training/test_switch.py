@@ -42,6 +42,15 @@ def test_the_policy_goes_on_under_another_stepper(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, run.state.nets, state.agent.nets)
 
 
+def test_a_run_on_the_host_switches_too():
+    rollout = {"num_envs": 2, "num_steps": 8}
+    still = [{"at": 2, "stepper": "sgd", "learning_rate": 0.0}]
+    run = equimorph.train("gymnasium:CartPole-v1", "mappo", iterations=4, rollout=rollout, switch=still, progress=False)
+    rates = run.history["policy/learning_rate"]
+    assert (rates[:2] > 0).all()
+    assert (rates[2:] == 0).all()
+
+
 @pytest.mark.parametrize(
     ("switch", "message"),
     [
