@@ -172,6 +172,11 @@ def override_params(id: str, params: EnvParams, values: Mapping[str, Any], optio
             number = np.asarray(value, dtype=float)
         except (TypeError, ValueError):
             raise UserError(f"{id}: parameter {name} must be a number, got {value!r}") from None
+        switch = np.asarray(getattr(params, name)).dtype == bool
+        if switch and not np.all((number == 0) | (number == 1)):
+            raise UserError(f"{id}: parameter {name} must be True or False, got {value!r}")
+        if not switch and np.asarray(value).dtype == bool:
+            raise UserError(f"{id}: parameter {name} must be a number, got {value!r}")
         if not number.size:
             raise UserError(f"{id}: parameter {name} is empty; give at least one number")
         if np.issubdtype(np.asarray(getattr(params, name)).dtype, np.integer) and not np.all(

@@ -29,6 +29,9 @@ Whole = Annotated[int, BeforeValidator(whole)]
 Count = Annotated[Whole, Field(ge=1, lt=2**31)]
 Seed = Annotated[Whole, Field(ge=0, lt=2**31)]
 Number = Annotated[int | float, BeforeValidator(number)]
+Setting = Annotated[
+    bool | int | float, BeforeValidator(lambda value: value if isinstance(value, bool) else number(value))
+]
 
 
 class Section(BaseModel):
@@ -50,7 +53,7 @@ class EnvConfig(Section):
 
     id: str
     calibration: str | None = None
-    params: dict[str, Number] = {}
+    params: dict[str, Setting] = {}
 
     @property
     def options(self) -> dict[str, Any]:

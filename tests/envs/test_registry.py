@@ -77,6 +77,8 @@ def test_calibrations_and_overrides_on_top_of_them():
         ("gymnax:CartPol-v1", {}, "unknown environment of gymnax's 'CartPol-v1'. Did you mean 'CartPole-v1'"),
         (":BrockMirman-v0", {}, "names no module before its ':'"),
         ("gymnasium:CartPole-v1", {"api": "jaxmarl"}, r"is Gymnasium's own, stepped on the host; call gymnasium.make"),
+        ("PointRobot-misc", {"dense_reward": 2}, "parameter dense_reward must be True or False, got 2"),
+        ("BrockMirman-v0", {"beta": True}, "parameter beta must be a number, got True"),
         ("CartPole-v1", {"gravty": 9.0}, "Did you mean 'gravity'"),
         ("CartPole-v1", {"max_steps_in_episode": 0}, "max_steps_in_episode"),
     ],
