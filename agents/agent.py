@@ -24,7 +24,7 @@ class View(NamedTuple):
     Attributes:
         observation: `[A, ...]`.
         agent_mask: `[A]`, true where a living agent acts.
-        action_mask: `[A, n]`, true where an action is legal; None where all are.
+        action_mask: as `Environment.action_mask` gives it: true where an action is legal; None where all are.
     """
 
     observation: PyTree

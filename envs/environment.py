@@ -156,9 +156,9 @@ class Environment(gymnax_environment.Environment):
 
     @property
     def num_actions(self) -> int:
-        """Number of discrete actions of one agent, or the size of its action vector."""
+        """Number of discrete actions of one agent, or how many numbers its action is made of."""
         space = self.agent_action_space(self.default_params)
-        return space.n if isinstance(space, spaces.Discrete) else int(np.prod(space.shape))
+        return space.n if isinstance(space, spaces.Discrete) else spaces.flat_size(space)
 
     def legal_action(self, action: PyTree, params: EnvParams) -> tuple[PyTree, Bool[Array, ""]]:
         """The action clipped into the action space, and whether it had to be."""
@@ -188,7 +188,11 @@ class Environment(gymnax_environment.Environment):
         return jnp.ones((self.num_agents,), bool)
 
     def action_mask(self, state: EnvState, params: EnvParams) -> PyTree | None:
-        """Legal discrete actions, bool[A, n], or None when all are."""
+        """Legal discrete actions, or None when all are.
+
+        bool[A, n] of a Discrete; bool[A, ..., n] of a MultiDiscrete with at most n choices at a position; of a Dict or
+        a Tuple, one for each part, None for a part that has none.
+        """
         return None
 
     def world_state(self, state: EnvState, params: EnvParams) -> Float[Array, " S"]:
@@ -205,11 +209,7 @@ class Environment(gymnax_environment.Environment):
 
     def centre(self, params: EnvParams) -> PyTree:
         """One agent's action for a zero network output: the middle of its bounds unless overridden."""
-        space = self.agent_action_space(params)
-        if isinstance(space, spaces.Box):
-            middle = (jnp.asarray(space.low) + jnp.asarray(space.high)) / 2
-            return jnp.broadcast_to(middle, space.shape).astype(jnp.result_type(float))
-        return jnp.zeros(space.shape, space.dtype)
+        return spaces.middle(self.agent_action_space(params))
 
     def successor(self, state: EnvState, next_state: EnvState, params: EnvParams) -> Int[Array, " A"]:
         """The slot that holds this slot's agent next period; -1 when it is gone."""

@@ -7,12 +7,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from gymnax.environments.spaces import Box, Dict, Discrete, Space, Tuple
+from gymnax.environments import spaces as gymnax_spaces
+from gymnax.environments.spaces import Box, Discrete, Space, Tuple
 from jaxtyping import Array, Bool, PyTree
 
 from ..errors import UserError
 
-__all__ = ["Box", "Dict", "Discrete", "MultiDiscrete", "Space", "Tuple", "clip_to", "flat_size", "stack_space"]
+__all__ = [
+    "Box",
+    "Dict",
+    "Discrete",
+    "MultiDiscrete",
+    "Space",
+    "Tuple",
+    "clip_to",
+    "flat_size",
+    "middle",
+    "stack_space",
+]
 
 
 class MultiDiscrete(Space):
@@ -43,6 +55,22 @@ class MultiDiscrete(Space):
         return jnp.all((x >= 0) & (x < jnp.asarray(self.nvec)))
 
 
+class Dict(gymnax_spaces.Dict):
+    """A dictionary of spaces, with gymnax's space interface; its elements are plain dicts, as learners' actions are.
+
+    JAX orders a dict by its keys and gymnax's own sample, an OrderedDict, as it was made: the two are different trees.
+    """
+
+    def sample(self, key: jax.Array) -> dict[str, PyTree]:
+        """A draw of every part."""
+        keys = jax.random.split(key, self.num_spaces)
+        return {name: part.sample(k) for k, (name, part) in zip(keys, self.spaces.items(), strict=True)}
+
+    def contains(self, x: dict[str, PyTree]) -> jax.Array:
+        """Whether every part is in its space."""
+        return jnp.all(jnp.stack([jnp.asarray(part.contains(x[name])) for name, part in self.spaces.items()]))
+
+
 def stack_space(space: Space, num_agents: int) -> Space:
     """`num_agents` copies of one agent's space along a new first axis; the space itself when there is one agent.
 
@@ -59,7 +87,7 @@ def stack_space(space: Space, num_agents: int) -> Space:
         shape = (num_agents, *space.shape)
         low, high = (jnp.broadcast_to(jnp.asarray(bound), shape) for bound in (space.low, space.high))
         return Box(low, high, shape, space.dtype)
-    if isinstance(space, Dict):
+    if isinstance(space, gymnax_spaces.Dict):
         return Dict({name: stack_space(inner, num_agents) for name, inner in space.spaces.items()})
     if isinstance(space, Tuple):
         return Tuple([stack_space(inner, num_agents) for inner in space.spaces])
@@ -74,7 +102,7 @@ def clip_to(space: Space, action: PyTree) -> tuple[PyTree, Bool[Array, ""]]:
     Raises:
         UserError: the action is of another shape.
     """
-    if isinstance(space, Dict):
+    if isinstance(space, gymnax_spaces.Dict):
         parts = {name: clip_to(inner, action[name]) for name, inner in space.spaces.items()}
         return {name: part[0] for name, part in parts.items()}, _any([part[1] for part in parts.values()])
     if isinstance(space, Tuple):
@@ -91,9 +119,27 @@ def clip_to(space: Space, action: PyTree) -> tuple[PyTree, Bool[Array, ""]]:
     return clipped, jnp.any(~((action >= low) & (action <= high)))
 
 
+def middle(space: Space) -> PyTree:
+    """The middle of a Box's bounds, and 0 where choices are discrete; of each part where there are parts.
+
+    Raises:
+        UserError: a space of another type.
+    """
+    if isinstance(space, gymnax_spaces.Dict):
+        return {name: middle(inner) for name, inner in space.spaces.items()}
+    if isinstance(space, Tuple):
+        return tuple(middle(inner) for inner in space.spaces)
+    if isinstance(space, Box):
+        between = (jnp.asarray(space.low) + jnp.asarray(space.high)) / 2
+        return jnp.broadcast_to(between, space.shape).astype(jnp.result_type(float))
+    if isinstance(space, Discrete | MultiDiscrete):
+        return jnp.zeros(space.shape, space.dtype)
+    raise UserError(f"a space of type {type(space).__name__} has no middle")
+
+
 def flat_size(space: Space) -> int:
     """Length of one element as a flat vector of numbers."""
-    if isinstance(space, Dict):
+    if isinstance(space, gymnax_spaces.Dict):
         return sum(flat_size(inner) for inner in space.spaces.values())
     if isinstance(space, Tuple):
         return sum(flat_size(inner) for inner in space.spaces)

@@ -236,8 +236,12 @@ class Pooled(Wrapper):
         mask = self.inner.action_mask(state, params)
         if mask is None:
             return None
-        alive = self.inner.agent_mask(state, params)
-        return jax.tree.map(lambda m: jnp.all(m | ~alive[:, None], axis=0, keepdims=True), mask)
+        dead = ~self.inner.agent_mask(state, params)
+
+        def of_all(legal: Bool[Array, "A ..."]) -> Bool[Array, "1 ..."]:
+            return jnp.all(legal | dead.reshape(-1, *(1,) * (legal.ndim - 1)), axis=0, keepdims=True)
+
+        return jax.tree.map(of_all, mask)
 
     def step_discount(self, state: EnvState, next_state: EnvState, params: EnvParams) -> Float[Array, ""]:
         """The mean over agents."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -170,6 +171,7 @@ class JaxMARLEnv(MultiAgentEnv):
         )
 
     def _read(self, agent: str, action: PyTree) -> PyTree:
+        action = _plain(action)
         if jax.tree.structure(action) != jax.tree.structure(self._action):
             raise UserError(f"{self.name}: the action of {agent!r} must be built like {self._action}, got {action}")
 
@@ -217,6 +219,13 @@ def to_jaxmarl(space: spaces.Space) -> jaxmarl_spaces.Space:
     if isinstance(space, spaces.Tuple):
         return jaxmarl_spaces.Tuple([to_jaxmarl(inner) for inner in space.spaces])
     raise UserError(f"JaxMARL has no twin of {space!r}; discrete choices must lie in one row")
+
+
+def _plain(action: Any) -> PyTree:
+    """An action whose dicts are plain ones: JaxMARL's spaces draw ordered dicts, which are other trees to JAX."""
+    if isinstance(action, Mapping):
+        return {name: _plain(part) for name, part in action.items()}
+    return tuple(map(_plain, action)) if isinstance(action, tuple) else action
 
 
 def _first_only_where(flags: Bool[Array, " A"], legal: Bool[Array, "A ..."]) -> Bool[Array, "A ..."]:
