@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from ..envs.environment import Environment, EnvParams, add_agent_axis
+from ..envs.economy import Economy
+from ..envs.environment import Environment, EnvParams, EnvState, add_agent_axis, drop_agent_axis
 from ..errors import UserError, unknown
 from .agent import (
     LONGEST_MEMORY,
@@ -28,14 +29,18 @@ from .agent import (
     reward_learner_concept,
     scalar,
 )
-from .estimators import generalised_advantage, masked_mean, normalise
+from .continuation import EXPECTATIONS, check_expectation, expected_continuation
+from .estimators import follow, generalised_advantage, masked_mean, normalise
+from .minibatches import shuffled
 from .policies.actor import Actor, ActorPolicy, flat_observation, observation_size
 from .policies.heads import Head, make_head
 from .policies.networks import MLP, check_network
 from .steppers import Stepper, Terms, check_policy_gradient, check_schedule, make_stepper, scheduled
+from .value_scale import ValueScale, rescaled
 
 CRITICS = ("local", "global", "global+local")
 NUM_LOSSES = 3
+LEAST_STD = 1e-6
 
 
 class ActorCritic(eqx.Module):
@@ -45,23 +50,6 @@ class ActorCritic(eqx.Module):
     critic: MLP
 
 
-class ValueScale(NamedTuple):
-    """Running moments of the value targets, exponentially weighted; `weight` undoes their start at zero."""
-
-    mean: Float[Array, ""]
-    square: Float[Array, ""]
-    weight: Float[Array, ""]
-
-    def moments(self) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """Debiased mean and standard deviation: 0 and 1 before anything was seen."""
-        seen = self.weight > 0
-        weight = jnp.where(seen, self.weight, 1)
-        mean = self.mean / weight
-        variance = jnp.maximum(self.square / weight - mean**2, 0)
-        floor = 1e-4 * jnp.abs(mean) + 1e-8
-        return mean, jnp.where(seen, jnp.maximum(jnp.sqrt(variance), floor), 1)
-
-
 class MAPPOState(NamedTuple):
     """What learning changes, and the head it acts through."""
 
@@ -69,6 +57,14 @@ class MAPPOState(NamedTuple):
     head: Head
     stepper: PyTree
     values: ValueScale
+
+
+class Shares(NamedTuple):
+    """The larger of two learning rates, `of`, and what share of it the actor's and the critic's are."""
+
+    of: Float[Array, ""]
+    actor: Float[Array, ""]
+    critic: Float[Array, ""]
 
 
 class Extras(NamedTuple):
@@ -98,11 +94,16 @@ class MAPPO(Agent):
 
     Args:
         learning_rate: of the stepper.
+        critic_learning_rate: of the critic; None takes `learning_rate`. It has the same schedule and warm-up.
+        critic_warmup: iterations in which only the critic learns, before the policy first moves.
         schedule: "constant", "linear" or "cosine", over all gradient steps of the run.
         final_rate: where the schedule ends, as a share of `learning_rate`; 0 unless set.
         warmup: gradient steps over which the rate first grows linearly from nothing.
         gamma: discount; None takes the environment's own, transition by transition.
         gae_lambda: of the advantage estimates.
+        expectation: "quadrature": an economy's law of shocks is used to take the noise of the next shock out of
+            advantages and value targets (see `continuation`); `gae_lambda` can then be 1. None: it is left in.
+        rule, order: of that quadrature; None takes the law's usual.
         clip: of the probability ratio.
         entropy: coefficient of the entropy bonus.
         value_coefficient: weight of the mean squared value error.
@@ -116,16 +117,22 @@ class MAPPO(Agent):
         widths: hidden sizes of actor and critic.
         activation: of both.
         initial_std: of a Box action before the squash, at the start; 0.5 unless set.
+        final_std: where it ends; it then falls geometrically over the run, whatever rewards say. None: it is learned.
         stepper: a name such as "adam" or "pcgrad", a mapping as `make_stepper` takes it, or a `Stepper`; Adam with a
             global-norm limit of 0.5 by default. None that needs residuals or searches along a line.
     """
 
     learning_rate: Float[Array, ""] = eqx.field(default=3e-4, converter=scalar)
+    critic_learning_rate: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    critic_warmup: int = eqx.field(default=0, static=True)
     schedule: str = eqx.field(default="constant", static=True)
     final_rate: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
     warmup: int = eqx.field(default=0, static=True)
     gamma: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
     gae_lambda: Float[Array, ""] = eqx.field(default=0.95, converter=scalar)
+    expectation: str | None = eqx.field(default=None, static=True)
+    rule: str | None = eqx.field(default=None, static=True)
+    order: int | None = eqx.field(default=None, static=True)
     clip: Float[Array, ""] = eqx.field(default=0.2, converter=scalar)
     entropy: Float[Array, ""] = eqx.field(default=0.0, converter=scalar)
     value_coefficient: Float[Array, ""] = eqx.field(default=0.5, converter=scalar)
@@ -137,6 +144,7 @@ class MAPPO(Agent):
     widths: tuple[int, ...] = eqx.field(default=(64, 64), static=True, converter=tuple)
     activation: str = eqx.field(default="tanh", static=True)
     initial_std: float | None = eqx.field(default=None, static=True)
+    final_std: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
     stepper: Stepper = eqx.field(default="adam", converter=lambda value: make_stepper(value, max_norm=0.5))
 
     def __check_init__(self):
@@ -145,6 +153,8 @@ class MAPPO(Agent):
         check_range("final_rate", self.final_rate, 0, 1)
         check_network(self.widths, self.activation)
         check_range("learning_rate", self.learning_rate, 0)
+        check_range("critic_learning_rate", self.critic_learning_rate, 0)
+        check_range("critic_warmup", self.critic_warmup, 0)
         check_range("warmup", self.warmup, 0)
         check_range("gamma", self.gamma, 0, 1)
         check_range("gae_lambda", self.gae_lambda, 0, 1)
@@ -153,12 +163,19 @@ class MAPPO(Agent):
         check_applies(
             "value_decay", self.value_decay, self.normalise_values, "with normalise_values=False; leave it out"
         )
+        check_range("final_std", self.final_std, LEAST_STD)
         check_range("entropy", self.entropy, 0)
         check_range("value_coefficient", self.value_coefficient, 0)
         check_range("epochs", self.epochs, 1)
         check_range("minibatches", self.minibatches, 1)
         if self.critic not in CRITICS:
             raise unknown("critic", str(self.critic), CRITICS)
+        if self.expectation is not None and self.expectation not in EXPECTATIONS:
+            raise unknown("expectation", str(self.expectation), EXPECTATIONS)
+        check_range("order", self.order, 1)
+        for name in ("rule", "order"):
+            applies = self.expectation is not None
+            check_applies(name, getattr(self, name), applies, "without expectation='quadrature'; leave it out")
 
     def required(self) -> frozenset[str]:
         return frozenset()
@@ -168,7 +185,10 @@ class MAPPO(Agent):
 
     def check(self, env: Environment, params: EnvParams, num_steps: int, num_envs: int) -> None:
         check_followed(self, env)
-        make_head(env, params, self.initial_std)
+        spread = jax.tree.leaves(make_head(env, params, self.initial_std).spread())
+        check_applies("final_std", self.final_std, bool(spread), f"to {env.name}, whose actions are discrete")
+        if self.expectation is not None:
+            check_expectation(env, params, self.rule, self.order)
         total = num_steps * num_envs
         if total % self.minibatches:
             works = [n for n in range(1, min(total, 64) + 1) if total % n == 0]
@@ -208,32 +228,65 @@ class MAPPO(Agent):
         batch = self._batch(state, rollout, context)
         nets, values = state.nets, state.values
         if self.normalise_values:
-            values = self._follow_targets(values, batch)
-            nets = rescale_critic(nets, state.values.moments(), values.moments())
+            values = values.following(batch.target, batch.mask, 0.99 if self.value_decay is None else self.value_decay)
             mean, std = values.moments()
+            critic = rescaled(nets.critic, state.values.moments(), (mean, std))
+            nets = ActorCritic(nets.actor, critic)
             batch = batch._replace(target=jnp.where(batch.mask, (batch.target - mean) / std, 0))
         final = 0.0 if self.final_rate is None else self.final_rate
         planned = context.num_iterations * self.epochs * self.minibatches
         done_before = context.iteration * self.epochs * self.minibatches
+        shares = self._shares(context.iteration)
+        steps, envs = rollout.terminated.shape
 
         def minibatch_step(carry, minibatch):
             nets, stepper, count = carry
-            rate = scheduled(self.schedule, self.learning_rate, final, count, planned, self.warmup)
-            nets, stepper, terms = self.stepper.step(
+            rate = scheduled(self.schedule, shares.of, final, count, planned, self.warmup)
+            after, stepper, terms = self.stepper.step(
                 lambda n: self._terms(n, state.head, minibatch), nets, stepper, rate
             )
-            return (nets, stepper, count + 1), {**terms.losses, **terms.aux, "policy/learning_rate": rate}
+            metrics = {**terms.losses, **terms.aux, "policy/learning_rate": rate * shares.actor}
+            if self._apart:
+                metrics["policy/critic_learning_rate"] = rate * shares.critic
+                after = ActorCritic(
+                    _part_of_the_way(nets.actor, after.actor, shares.actor),
+                    _part_of_the_way(nets.critic, after.critic, shares.critic),
+                )
+            if self.final_std is not None:
+                after = _with_spread(after, nets.actor.spread)
+            return (after, stepper, count + 1), metrics
 
         def epoch(carry, key_epoch):
-            shuffled = shuffle(key_epoch, batch, self.minibatches)
-            return jax.lax.scan(minibatch_step, carry, shuffled)
+            return jax.lax.scan(minibatch_step, carry, shuffled(key_epoch, batch, steps, envs, self.minibatches))
 
         carry = (nets, state.stepper, done_before)
         (nets, stepper, _), history = jax.lax.scan(epoch, carry, jax.random.split(key, self.epochs))
         metrics = {name: values.mean() for name, values in history.items()}
         metrics["policy/first_ratio_error"] = history["policy/ratio_error"][0, 0]
         del metrics["policy/ratio_error"]
+        if self.final_std is not None:
+            spread = self._planned_spread(state.head, (context.iteration + 1) / context.num_iterations)
+            nets = _with_spread(nets, spread)
         return MAPPOState(nets, state.head, stepper, values), metrics
+
+    @property
+    def _apart(self) -> bool:
+        """Whether actor and critic ever move at rates of their own."""
+        return self.critic_learning_rate is not None or self.critic_warmup > 0
+
+    def _shares(self, iteration: Array) -> Shares:
+        slow = self.learning_rate
+        fast = slow if self.critic_learning_rate is None else self.critic_learning_rate
+        largest = jnp.maximum(slow, fast)
+        whole = jnp.where(largest > 0, largest, 1)
+        moves = (iteration >= self.critic_warmup).astype(largest.dtype)
+        return Shares(largest, moves * slow / whole, fast / whole)
+
+    def _planned_spread(self, head: Head, progress: Array) -> PyTree:
+        """The log standard deviation after a share of the run."""
+        assert self.final_std is not None
+        end, share = jnp.log(self.final_std), jnp.clip(progress, 0, 1)
+        return jax.tree.map(lambda start: (start + (end - start) * share).astype(start.dtype), head.spread())
 
     # -- inside an update -------------------------------------------------------------------------------------------
 
@@ -258,16 +311,6 @@ class MAPPO(Agent):
         mask = env.agent_mask(env_state, params)
         return self._critic_inputs(env, params, add_agent_axis(env, observation), mask, env_state)
 
-    def _follow_targets(self, values: ValueScale, batch: Batch) -> ValueScale:
-        """The running moments with this batch's targets in them."""
-        keep = 0.99 if self.value_decay is None else self.value_decay
-        new = 1 - keep
-        return ValueScale(
-            keep * values.mean + new * masked_mean(batch.target, batch.mask),
-            keep * values.square + new * masked_mean(batch.target**2, batch.mask),
-            keep * values.weight + new,
-        )
-
     def _batch(self, state: MAPPOState, rollout: Rollout, context: Context) -> Batch:
         """Advantages and targets, in units of the reward, from the whole rollout, flattened to transitions."""
         env, params, nets = context.env, context.params, state.nets
@@ -278,15 +321,14 @@ class MAPPO(Agent):
         next_inputs = self._critic_inputs(env, params, rollout.next_observation, next_mask, rollout.next_env_state)
         value = jnp.where(mask, mean + std * nets.critic(inputs)[..., 0], 0)
         next_value = jnp.where(next_mask, mean + std * nets.critic(next_inputs)[..., 0], 0)
+        discount = rollout.discount if self.gamma is None else jnp.broadcast_to(self.gamma, rollout.discount.shape)
+        reward = jnp.where(mask, rollout.reward, 0)
+        if self.expectation is not None:
+            came = discount * jax.vmap(follow)(next_value, rollout.successor)
+            reward = reward + jnp.where(mask, self._expected(state, rollout, context) - came, 0)
+        ends = (rollout.terminated, rollout.truncated)
         advantage = generalised_advantage(
-            jnp.where(mask, rollout.reward, 0),
-            value,
-            next_value,
-            rollout.discount if self.gamma is None else jnp.broadcast_to(self.gamma, rollout.discount.shape),
-            rollout.terminated,
-            rollout.truncated,
-            rollout.successor,
-            self.gae_lambda,
+            reward, value, next_value, discount, *ends, rollout.successor, self.gae_lambda
         )
         batch = Batch(
             inputs=flat_observation(rollout.view.observation, mask),
@@ -300,8 +342,30 @@ class MAPPO(Agent):
         )
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
 
+    def _expected(self, state: MAPPOState, rollout: Rollout, context: Context) -> Float[Array, "T N A"]:
+        """Expected discounted value of the next state, to each agent where it is then."""
+        env, params = context.env, context.params
+        assert isinstance(env, Economy)
+        mean, std = state.values.moments() if self.normalise_values else (0.0, 1.0)
+        over = lambda f: jax.vmap(jax.vmap(f))  # noqa: E731
+
+        def worth(before: EnvState, after: EnvState) -> Float[Array, "T N A"]:
+            mask = over(lambda s: env.agent_mask(s, params))(after)
+            observation = over(lambda s: add_agent_axis(env, env.observation(s, params)))(after)
+            inputs = self._critic_inputs(env, params, observation, mask, after)
+            value = jnp.where(mask, mean + std * state.nets.critic(inputs)[..., 0], 0)
+            slots = over(lambda s, n: env.successor(s, n, params))(before, after)
+            discount = over(lambda s, n: jnp.broadcast_to(env.step_discount(s, n, params), (env.num_agents,)))
+            gamma = discount(before, after) if self.gamma is None else self.gamma
+            return gamma * jax.vmap(follow)(value, slots)
+
+        action = over(lambda a: drop_agent_axis(env, a))(rollout.action)
+        return expected_continuation(worth, env, params, rollout.env_state, action, self.rule, self.order)
+
     def _terms(self, nets: ActorCritic, head: Head, batch: Batch) -> Terms:
         """The clipped surrogate, the value error and the entropy bonus of one minibatch, over living agents."""
+        if self.final_std is not None:
+            nets = _with_spread(nets, jax.lax.stop_gradient(nets.actor.spread))
         output = nets.actor(batch.inputs)
         log_prob = head.log_prob(batch.raw, output, nets.actor.spread, batch.action_mask)
         value = nets.critic(batch.critic_inputs)[..., 0]
@@ -325,20 +389,14 @@ class MAPPO(Agent):
         return Terms(losses, None, aux)
 
 
-def rescale_critic(nets: ActorCritic, old: tuple[Array, Array], new: tuple[Array, Array]) -> ActorCritic:
-    """The critic whose outputs in the new mean and standard deviation are the values it had in the old ones."""
-    (old_mean, old_std), (new_mean, new_std) = old, new
-    last = nets.critic.layers[-1]
-    weight = last.weight * old_std / new_std
-    bias = (last.bias * old_std + old_mean - new_mean) / new_std
-    return eqx.tree_at(lambda n: (n.critic.layers[-1].weight, n.critic.layers[-1].bias), nets, (weight, bias))
+def _with_spread(nets: ActorCritic, spread: PyTree) -> ActorCritic:
+    """The networks with another log standard deviation."""
+    return eqx.tree_at(lambda n: n.actor.spread, nets, spread)
 
 
-def shuffle(key: Array, batch: PyTree, minibatches: int) -> PyTree:
-    """The same transitions in random order, cut along a new first axis `[minibatches, B, ...]`."""
-    size = jax.tree.leaves(batch)[0].shape[0]
-    order = jax.random.permutation(key, size)
-    return jax.tree.map(lambda x: x[order].reshape(minibatches, size // minibatches, *x.shape[1:]), batch)
+def _part_of_the_way(before: PyTree, after: PyTree, share: Float[Array, ""]) -> PyTree:
+    """Parameters moved by a share of a step."""
+    return jax.tree.map(lambda old, new: old + share * (new - old), before, after)
 
 
 def _same_shape(*arrays: Any) -> None:

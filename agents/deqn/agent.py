@@ -26,6 +26,7 @@ from ..agent import (
     check_range,
     optional_scalar,
 )
+from ..minibatches import turned_order
 from ..policies.actor import Actor, ActorPolicy, observation_shape
 from ..policies.heads import AuxiliaryHead, Head, make_auxiliary_head, make_head
 from ..policies.networks import check_network
@@ -35,7 +36,7 @@ from .expectations import check_expectation, curriculum_size
 from .losses import Balance, check_loss, first_balance, fixed_weights, pairs, rebalance
 from .objective import SIZES, Problem, names, objective
 from .prepared import derived_of, linear_of
-from .states import Pool, Ring, check_states, empty_ring, gather, remember, shuffled
+from .states import Pool, Ring, check_states, empty_ring, gather, remember
 from .warm_start import WARM_STARTS, check_warm_start, warm_start
 
 CONDITIONS = ("economy", "derived")
@@ -251,7 +252,7 @@ class DEQN(Agent):
         shape = rollout.reward.shape[:2]
         visited = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout.env_state)
         # which visited states make way is drawn, so that no environment or period is left out for ever
-        pool = gather(self, visited, state.ring, env, params, key_pool, shuffled(key_out, *shape))
+        pool = gather(self, visited, state.ring, env, params, key_pool, turned_order(key_out, *shape))
         size = jax.tree.leaves(visited)[0].shape[0]
         steps = self.epochs * (size // self.batch_size)
         done, planned = context.iteration * steps, context.num_iterations * steps
@@ -280,7 +281,7 @@ class DEQN(Agent):
 
         def epoch(carry, key_epoch):
             key_order, key_steps = jax.random.split(key_epoch)
-            order = shuffled(key_order, *shape) if self.shuffle else jnp.arange(size)
+            order = turned_order(key_order, *shape) if self.shuffle else jnp.arange(size)
             batches = _cut(pool, order if self.shuffle else None, self.batch_size)
             keys = jax.random.split(key_steps, size // self.batch_size)
             carry, (metrics, sizes) = jax.lax.scan(gradient_step, carry, (batches, keys))

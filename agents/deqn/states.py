@@ -87,19 +87,6 @@ def check_sources(agent: DEQN, env: Environment, params: EnvParams, total: int) 
         raise UserError(f"{env.name} has no steady state, so steady_share does not apply; use fresh_share")
 
 
-def shuffled(key: Array, num_steps: int, num_envs: int) -> Int[Array, " S"]:
-    """A random order of the states of a rollout, `[T, N]` flattened.
-
-    Environments are permuted and each one's periods turned by a random number: any N states in a row are of different
-    environments, at periods of their own. Only N numbers are sorted; a permutation of all T N would cost a fifth of the
-    gradient steps.
-    """
-    key_turn, key_column = jax.random.split(key)
-    turn = jax.random.randint(key_turn, (num_envs,), 0, num_steps)
-    row = (jnp.arange(num_steps)[:, None] + turn) % num_steps
-    return (row * num_envs + jax.random.permutation(key_column, num_envs)).reshape(-1)
-
-
 def gather(
     agent: DEQN,
     visited: EnvState,

@@ -172,15 +172,6 @@ def gathered(agent, seen, ring, env, params, key):
     return sources.gather(agent, seen, ring, env, params, key, jnp.arange(size))
 
 
-def test_a_shuffle_takes_every_state_once_and_environments_evenly():
-    order = np.asarray(sources.shuffled(jax.random.key(0), 6, 10)).reshape(6, 10)
-    assert sorted(order.ravel().tolist()) == list(range(60))
-    assert all(len(set(row % 10)) == 10 for row in order)
-    assert all(len(set(row // 10)) > 1 for row in order)
-    other = np.asarray(sources.shuffled(jax.random.key(1), 6, 10)).reshape(6, 10)
-    assert (order != other).mean() > 0.8
-
-
 def test_sources_of_states():
     env, params = equimorph.make("Growth-v0")
     seen = visited(env, params, 400)

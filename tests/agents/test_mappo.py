@@ -10,7 +10,7 @@ import equimorph
 from equimorph.agents import DEQN, MAPPO, REINFORCE
 from equimorph.agents.agent import check_pair
 from equimorph.agents.estimators import generalised_advantage, masked_mean, normalise
-from equimorph.agents.mappo import Batch, shuffle
+from equimorph.agents.mappo import Batch
 from equimorph.agents.steppers import Gradient, Terms
 from equimorph.errors import UserError
 from equimorph.training.loop import _run_chunk, create_train_state, make_train_step
@@ -198,15 +198,6 @@ def test_06_rewards_and_critic_inputs_stay_together():
     assert len(np.unique(rollout.reward)) > 100
     _, metrics = update(env, params, agent, state.agent, rollout)
     assert mean_square_error(metrics) < 1e-11
-
-
-def test_06_shuffling_keeps_every_transition_once_and_whole():
-    batch = {"a": np.arange(12), "b": np.arange(12.0)[:, None] * 10}
-    cut = shuffle(jax.random.key(0), batch, 3)
-    assert cut["a"].shape == (3, 4)
-    np.testing.assert_array_equal(cut["b"][..., 0], cut["a"] * 10.0)
-    assert sorted(cut["a"].ravel().tolist()) == list(range(12))
-    assert cut["a"].ravel().tolist() != list(range(12))
 
 
 @pytest.mark.parametrize("slots", [{}, {"next_slot": (0, 1, 2)}], ids=["gone", "stays"])
