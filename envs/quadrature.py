@@ -107,7 +107,7 @@ def normal_nodes(rule: str, d: int, order: int) -> Nodes:
         how = "" if rule in FIXED else f" with order {order}"
         raise UserError(
             f"{rule}{how} in {d} dimensions needs {count(rule, d, order)} nodes, above the limit of {MAX_NODES}: use "
-            f"{', '.join(_alternatives(rule, d))} or expectation='all_in_one'"
+            f"{', '.join(_alternatives(rule, d))} or DEQN's expectation='all_in_one'"
         )
     found = RULES[rule](d, order)
     for array in found:

@@ -9,10 +9,13 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from ..errors import UserError, unknown
 from . import quadrature
+
+DRAWS_TRIED = 16
 
 
 class ShockLaw(eqx.Module):
@@ -238,6 +241,31 @@ class Mixture(ShockLaw):
         shapes = [jnp.shape(draw) for draw in draws]
         if len(set(shapes)) > 1:
             raise UserError(f"the components of a Mixture must draw shocks of one shape, they draw {shapes}")
+
+
+def directions(moved: Callable[[Float[Array, " d"]], Float[Array, " n"]], d: int) -> Float[np.ndarray, "d r"]:
+    """The combinations of `d` standard normal draws that a smooth function depends on, as orthonormal columns.
+
+    With U the columns, `moved(e) = moved(U U' e)`, and U' e are r standard normal draws: expectations of what depends
+    on `moved` need nodes in r dimensions only, `nodes @ U.T`. U spans the function's derivatives at random draws; where
+    the equation fails at one of them, or no direction can be left out, it is the identity.
+
+    Example:
+        >>> directions(lambda e: e[:1] + e[1:], 2).shape
+        (2, 1)
+    """
+    draws = jnp.asarray(np.random.default_rng(0).standard_normal((DRAWS_TRIED, d)), jnp.result_type(float))
+    slopes = np.asarray(jax.jit(jax.vmap(jax.jacfwd(moved)))(draws)).reshape(-1, d)
+    if not np.all(np.isfinite(slopes)):
+        return np.eye(d)
+    _, sizes, rows = np.linalg.svd(slopes, full_matrices=False)
+    rounding = 1e3 * float(jnp.finfo(draws.dtype).eps)
+    found = rows[sizes > rounding * sizes.max()].T
+    if found.shape[1] in (0, d):
+        return np.eye(d)
+    both = jnp.stack([draws, draws @ (found @ found.T).astype(draws.dtype)])
+    whole, part = (np.asarray(x) for x in jax.jit(jax.vmap(jax.vmap(moved)))(both))
+    return found if np.allclose(whole, part, rtol=rounding, atol=rounding * np.abs(whole).max()) else np.eye(d)
 
 
 def no_shock() -> Discrete:

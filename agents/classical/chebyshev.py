@@ -17,7 +17,8 @@ from jaxtyping import Array, Float
 
 from ...envs.economy import Economy
 from ...envs.environment import EnvParams, Reference
-from ...envs.shocks import Normal
+from ...envs.quadrature import normal_nodes
+from ...envs.shocks import Normal, directions
 from ...errors import UserError
 from ..deqn import residuals
 from .coordinates import DecisionCoordinates, Rule, StateCoordinates, what_works
@@ -29,6 +30,7 @@ ORDERS = {1: 11, 2: 7, 3: 5}
 MOST_STEPS = 40
 CONVERGED = 1e-12
 STALLED = 1e-6
+NEGLIGIBLE = 1e-9
 ROUNDING = 1e-12
 SPREADS = 3.0
 STARTS = 256
@@ -58,6 +60,7 @@ class Setting(eqx.Module):
         params: of the economy.
         states, decisions: coordinates.
         centre, half: `[n]`, the box.
+        fixed: nodes `[J, d]` and weights `[J]` of the shock where fewer than the usual ones do, else None.
     """
 
     params: EnvParams
@@ -65,6 +68,7 @@ class Setting(eqx.Module):
     decisions: DecisionCoordinates
     centre: np.ndarray
     half: np.ndarray
+    fixed: tuple[np.ndarray, np.ndarray] | None
 
 
 class Value(eqx.Module):
@@ -113,16 +117,18 @@ def chebyshev(
     problem, degrees = _problem(env, params, rule, degree, complete, order)
     if not width > 0:
         raise UserError(f"width = {width:g} must be above 0")
-    start = Start(rule.function, rule.centre, rule.spreads, _first_states(env, params, rule.states))
+    first = _first_states(env, params, rule.states)
+    fixed = _fixed_nodes(env, params, rule, order, first)
+    start = Start(rule.function, rule.centre, rule.spreads, first)
     try:
-        solved = _settle(problem, degrees, params, rule, width, start)
+        solved = _settle(problem, degrees, params, rule, width, start, fixed)
     except UserError:
         # High degrees leave their region of convergence where the solution lives far from the linear rule's box.
         for coarse in range(COARSEST, max(degrees), 2):
             lower = tuple(min(each, coarse) for each in degrees)
             easier = _problem(env, params, rule, lower, complete, order)[0]
-            start = _settle(easier, lower, params, rule, width, start).start
-        solved = _settle(problem, degrees, params, rule, width, start)
+            start = _settle(easier, lower, params, rule, width, start, fixed).start
+        solved = _settle(problem, degrees, params, rule, width, start, fixed)
     setting, function = solved.setting, solved.start.function
     reach = np.minimum(SPREADS * solved.start.spreads / setting.half, 1)
     tolerance = _tolerance(problem, setting, function, solved.derivative, reach)
@@ -155,12 +161,14 @@ class Settled(NamedTuple):
     derivative: Any
 
 
-def _settle(problem: Problem, degrees, params: EnvParams, rule: LinearRule, width: float, start: Start) -> Settled:
+def _settle(
+    problem: Problem, degrees, params: EnvParams, rule: LinearRule, width: float, start: Start, fixed
+) -> Settled:
     """Solve, and move the box to what the solution visits, until it stays."""
     function, centre, spreads, first = start
     for _ in range(BOXES):
         half = np.maximum(width * spreads, np.abs(first - centre).max(axis=0))
-        setting = Setting(params, rule.states, rule.decisions, centre, half)
+        setting = Setting(params, rule.states, rule.decisions, centre, half, fixed)
         function, derivative = _solve(problem, setting, rule, degrees, function)
         mean, sd = (np.asarray(each) for each in _visited(problem.env, function, setting))
         moved = np.abs(mean - centre) > 0.5 * sd
@@ -202,6 +210,33 @@ def shock_nodes(env: Economy, params: EnvParams, order: int | None, state) -> tu
     return law.nodes(rule, finest if order is None else order, state)
 
 
+def _fixed_nodes(
+    env: Economy, params: EnvParams, rule: LinearRule, order: int | None, first: Float[np.ndarray, "S n"]
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Nodes and weights where the next state depends on fewer combinations of normal shocks than there are, or None."""
+    law, action = env.shocks(params), rule.decision.action
+    if not isinstance(law, Normal) or law.d not in ORDERS or law.d == 1:
+        return None
+    points = jnp.asarray(first[:: STARTS // 8])
+
+    def moved(shock: Array) -> Array:
+        after = jax.vmap(lambda x: rule.states(env.transition(rule.states.state(x), action, shock, params)))(points)
+        return after.ravel()
+
+    found = directions(moved, law.d)
+    if found.shape[1] == law.d:
+        return None
+    nodes, weights = normal_nodes("gauss_hermite", found.shape[1], ORDERS[law.d] if order is None else order)
+    return nodes @ found.T, weights
+
+
+def _nodes(problem: Problem, setting: Setting, state) -> tuple[Array, Float[Array, " J"]]:
+    if setting.fixed is None:
+        return shock_nodes(problem.env, setting.params, problem.order, state)
+    nodes, weights = setting.fixed
+    return jnp.asarray(nodes), jnp.asarray(weights)
+
+
 def _decide(function, setting: Setting):
     return lambda state: setting.decisions.decision(function(setting.states(state)))
 
@@ -213,7 +248,7 @@ def _system(coefficients, slopes, points, setting: Setting, *, problem: Problem)
     def at(coefficients, point):
         function = Polynomial(setting.centre, setting.half, coefficients, slopes, problem.exponents, float("inf"))
         state = setting.states.state(setting.centre + setting.half * point)
-        nodes, weights = shock_nodes(problem.env, setting.params, problem.order, state)
+        nodes, weights = _nodes(problem, setting, state)
         found = residuals(_decide(function, setting), state, nodes, weights, problem.env, setting.params)
         residual = stacked_conditions(found)
         return residual, residual
@@ -247,7 +282,8 @@ def _solve(problem: Problem, setting: Setting, rule: LinearRule, degrees, start)
         while True:
             trial = coefficients + share * step
             found, slope = system(trial)
-            if np.linalg.norm(found) < np.linalg.norm(residual) or share < 1e-3:
+            # At the least squares rounding decides whether a tiny step helps, and half of it decides no better.
+            if np.linalg.norm(found) < np.linalg.norm(residual) or share < 1e-3 or share * size < NEGLIGIBLE:
                 break
             share /= 2
         better = np.linalg.norm(found) < np.linalg.norm(residual)
@@ -296,8 +332,8 @@ def _tolerance(
     points = np.random.default_rng(0).uniform(-reach, reach, (count, len(setting.centre)))
     residual, _ = _system(function.coefficients, function.slopes, points, setting, problem=problem)
     table = basis_table(points, problem.exponents)
-    inverse = np.linalg.pinv(derivative).reshape(len(problem.exponents), m, -1)
-    answer = np.abs(np.einsum("pk,kmr->pmr", table, inverse)).sum(axis=-1)
+    inverse = np.linalg.pinv(derivative).reshape(len(problem.exponents), -1)
+    answer = np.abs(table @ inverse).reshape(count, m, -1).sum(axis=-1)
     unbounded = _everywhere(function, setting.centre + setting.half * points)
     slopes = np.asarray(_everywhere(setting.decisions.slopes, unbounded))
     return max(ROUNDING, float((answer * np.abs(slopes)).max() * np.abs(np.asarray(residual)).max()))
@@ -318,7 +354,7 @@ def _bellman(function, points, setting: Setting, *, problem: Problem):
         state = setting.states.state(setting.centre + setting.half * point)
         action = decide(state).action
         utility = jnp.atleast_1d(env.reward(state, action, params))
-        nodes, weights = shock_nodes(env, params, problem.order, state)
+        nodes, weights = _nodes(problem, setting, state)
 
         def one(shock):
             following = env.transition(state, action, shock, params)

@@ -12,7 +12,11 @@ from equimorph.agents.classical import solve, solve_with
 from equimorph.agents.deqn import residuals
 from equimorph.envs import Decision
 from equimorph.envs.economies.irbc import output, productivity, split, weighted_utility
+from equimorph.envs.quadrature import normal_nodes
+from equimorph.envs.shocks import directions
 from equimorph.errors import UserError
+from equimorph.training.evaluation.errors import fixed_nodes, measure
+from equimorph.training.evaluation.rules import Rule
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +98,10 @@ def test_marginal_utility_is_the_same_in_every_country(scale):
     # sum_j c_j(lambda) = C, differentiated.
     wanted = -found / (ies * c).sum()
     assert float(jax.grad(marginal)(total)) == pytest.approx(float(wanted), rel=1e-11)
+    # With s = sum_j ies_j c_j and d c_j = ies_j c_j / s: d(-lambda / s), once more.
+    s, curve = (ies * c).sum(), (ies**2 * c).sum()
+    second = found / s**2 * (1 + curve / s)
+    assert float(jax.grad(jax.grad(marginal))(total)) == pytest.approx(float(second), rel=1e-10)
 
 
 @functools.cache
@@ -209,6 +217,61 @@ def test_one_percent_of_consumption(calibration):
     found = env.euler_error(state, decision, {"capital": jnp.full(3, marginal / params.beta)}, params)["euler"]
     consumption = env.definitions(state, decision.action, params)["consumption"]
     np.testing.assert_allclose(1 + found, asked / consumption, rtol=1e-12)
+
+
+@pytest.mark.parametrize("sigma_idio", [0.01, 0.0])
+def test_innovations_have_fewer_dimensions_than_shocks(sigma_idio):
+    """Moments of next period's productivity are exact with nodes in as many dimensions as it moves in."""
+    env, params = make(num_agents=3, sigma_idio=sigma_idio, sigma_common=0.02)
+    state, decision = env.steady_state(params)
+
+    def log_a(shock):
+        return jnp.log(env.transition(state, decision.action, shock, params).a)
+
+    found = directions(log_a, 4)
+    assert found.shape == (4, 3 if sigma_idio else 1)
+    nodes, weights = normal_nodes("gauss_hermite", found.shape[1], 5)
+    innovations = np.asarray(jax.vmap(log_a)(jnp.asarray(nodes @ found.T)))
+    covariance = sigma_idio**2 * np.eye(3) + 0.02**2
+    np.testing.assert_allclose((innovations * weights[:, None]).T @ innovations, covariance, atol=1e-15)
+    # The fourth moment of a sum with variance v is 3 v^2.
+    powers = np.array([1.0, -2.0, 0.5])
+    fourth = weights @ (innovations @ powers) ** 4
+    assert fourth == pytest.approx(3 * (powers @ covariance @ powers) ** 2, rel=1e-10)
+
+
+def test_a_direction_that_matters_off_the_draws_derivatives_is_kept():
+    """A kink hides a shock from derivatives at some draws, not from the function."""
+    np.testing.assert_array_equal(directions(lambda e: jnp.stack([e[0], jnp.sign(e[1])]), 2), np.eye(2))
+    np.testing.assert_array_equal(directions(lambda e: e, 2), np.eye(2))
+
+
+def test_a_report_with_fewer_nodes_says_the_same():
+    env, params = make(calibration="adjustment")
+    rule = LinearPolicyRule(jnp.asarray([[0.1, -0.05], [0.02, 0.3]]))
+    states = jax.vmap(env.initial_state, (0, None))(jax.random.split(jax.random.key(0), 64), params)
+    found = measure(rule, states, env, params)
+    nodes, weights = env.shocks(params).nodes("gauss_hermite", 5, None)
+
+    @jax.jit
+    def wanted(state):
+        return residuals(rule.bind(env, params), state, nodes, weights, env, params)["euler"]
+
+    np.testing.assert_allclose(found["residuals"]["euler"], jax.vmap(wanted)(states), atol=1e-11)
+    assert fixed_nodes(rule, states, env, params)[0].shape == (25, 3)
+
+
+class LinearPolicyRule(Rule):
+    """Logits that are linear in logs of own capital and productivity, and of the other's."""
+
+    slopes: jax.Array
+
+    def bind(self, env, params):
+        def decide(state):
+            own = jnp.stack([jnp.log(state.k), jnp.log(state.a)], axis=1)
+            return Decision((own @ self.slopes[0] - own[::-1] @ self.slopes[1])[:, None])
+
+        return decide
 
 
 def test_all_earn_the_mean():

@@ -11,6 +11,8 @@ from equimorph.agents.classical import solve, solve_with
 from equimorph.agents.deqn import residuals
 from equimorph.envs import Decision
 from equimorph.errors import UserError
+from equimorph.training.evaluation.errors import error_report
+from equimorph.training.evaluation.simulate import simulate
 
 
 @pytest.fixture(autouse=True)
@@ -121,6 +123,27 @@ def test_how_often_the_floor_binds(path):
     centred = log_i - log_i.mean()
     assert log_i.std() == pytest.approx(0.0519, abs=0.0006)
     assert np.mean(centred**3) / log_i.std() ** 3 == pytest.approx(1.14, abs=0.05)
+
+
+def test_the_report_counts_late_periods_apart():
+    """Episodes start with capital far from where it settles; half-way it has, and the exact policy's share is known."""
+    env, params = make()
+    policy = solve(env, params).policy
+
+    @jax.jit
+    def slacks(key):
+        found = simulate(lambda state, _: policy(state), params, key, env, 4096, 100, 100)
+        at = jax.vmap(lambda s, a: env.slacks(s, Decision(a), params))(found["states"], found["actions"])
+        return at, found["states"].time
+
+    found, time = jax.tree.map(np.asarray, slacks(jax.random.key(0)))
+    measured = {"euler": {}, "residuals": {}, "slacks": found}
+    limit = error_report(measured, env, time >= 50)["binding"]["irreversibility"]
+    # Productivity stays away for long: 4,096 paths tell the share to a third of a percentage point.
+    assert limit["late_share"] == pytest.approx(0.362, abs=0.01)
+    binds = found["irreversibility"].reshape(100, -1) < 1e-4
+    assert [limit["share"], limit["late_share"]] == pytest.approx([binds.mean(), binds[50:].mean()])
+    assert "late_share" not in error_report(measured, env)["binding"]["irreversibility"]
 
 
 def test_without_a_floor_it_is_the_growth_economy():

@@ -87,7 +87,7 @@ def test_too_many_nodes_name_what_would_fit(rule, d, order, needs, fits):
     assert f"{rule}" in message
     assert f"needs {needs} nodes, above the limit of 4096: use " in message
     assert fits in message
-    assert message.endswith("or expectation='all_in_one'")
+    assert message.endswith("or DEQN's expectation='all_in_one'")
     for name in ("monomial3", "monomial5"):
         if f"rule={name!r}" in message:
             Normal(d).nodes(name, 0, None)

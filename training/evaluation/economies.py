@@ -15,9 +15,9 @@ from ...agents.agent import Policy
 from ...envs.economy import Economy
 from ...envs.environment import EnvParams, EnvState, Reference
 from .episodes import stack
-from .errors import error_report, finite_part, measure
+from .errors import BINDING, error_report, finite_part, measure
 from .games import is_game, known_exploitability, trained_exploitability
-from .rules import Known, PolicyRule, Rule, known_answer, reference_of
+from .rules import Known, PolicyRule, Rule, known_answer, reference_of, supplies_auxiliary
 from .simulate import anchor_paths, horizon_of, paths
 
 FEWEST_STATES = 20_000
@@ -114,7 +114,12 @@ def _report(case: Case, ours: dict, anchors: Any) -> Evaluation:
         found |= _policy_errors(case, ours["states"], ours["actions"])
     measured = measure(case.rule, case.visited, env, params) if _any(case.visited) else None
     if measured is not None:
-        found |= error_report(measured, env)
+        period = np.asarray(case.visited.time)
+        found |= error_report(measured, env, 2 * period > period.max())
+    if known is not None and "binding" in found and supplies_auxiliary(known.rule, env, params):
+        theirs = _slacks(known.rule, case.visited, params, env=env)
+        for name, limit in found["binding"].items():
+            limit["reference_share"] = float(jnp.mean(theirs[name] < BINDING))
     if is_game(env):
         found |= known_exploitability(case.rule, env, params) or {}
     return found
@@ -152,6 +157,12 @@ def _policy_errors(case: Case, states: EnvState, actions: PyTree) -> Evaluation:
     if auxiliary is not None:
         found["auxiliary_error"] = float(np.max([np.max(gap) for gap in jax.tree.leaves(auxiliary)]))
     return found
+
+
+@eqx.filter_jit
+def _slacks(rule: Rule, states: EnvState, params: EnvParams, *, env: Economy) -> dict[str, Array]:
+    decide = rule.bind(env, params)
+    return jax.vmap(lambda state: env.slacks(state, decide(state), params))(states)
 
 
 @eqx.filter_jit

@@ -9,15 +9,18 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Array, Bool
 
 from ...agents.deqn import residuals
+from ...envs import quadrature
 from ...envs.economy import Economy
 from ...envs.environment import EnvParams, EnvState
+from ...envs.shocks import Normal, directions
 from ..conditions import expectation_nodes
 from .rules import Rule, supplies_auxiliary
 
 BINDING = 1e-4
+PROBES = 16
 LEVELS = {"median": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
 ROWS, MOST_STATES = 32_768, 2048
 
@@ -28,8 +31,9 @@ Measures = dict[str, Named]
 def measure(rule: Rule, states: EnvState, env: Economy, params: EnvParams) -> Measures | None:
     """What `conditions`, `euler_error` and `slacks` are at every state.
 
-    Expectations are over the shock law by the rule that `expectation_nodes` chooses. States are taken in chunks of one
-    size, so that memory is bounded and one program serves any number of them.
+    Expectations are over the shock law by the rule that `expectation_nodes` chooses, in as few dimensions as the shocks
+    have (`fixed_nodes`). States are taken in chunks of one size, so that memory is bounded and one program serves any
+    number of them.
 
     Args:
         rule: decides, today and tomorrow.
@@ -43,25 +47,56 @@ def measure(rule: Rule, states: EnvState, env: Economy, params: EnvParams) -> Me
     if "conditions" not in env.capabilities or not supplies_auxiliary(rule, env, params):
         return None
     size = jax.tree.leaves(states)[0].shape[0]
-    chunk = min(chunk_size(states, env, params), size)
+    fixed = fixed_nodes(rule, states, env, params)
+    chunk = min(chunk_size(states, env, params, fixed), size)
     chunks = []
     for start in range(0, size, chunk):
         # The last chunk is filled up with its last state.
         index = np.minimum(np.arange(start, start + chunk), size - 1)
-        chunks.append(_chunk(rule, jax.tree.map(lambda x, i=index: x[i], states), params, env=env))
+        chunks.append(_chunk(rule, jax.tree.map(lambda x, i=index: x[i], states), params, fixed, env=env))
     return jax.tree.map(lambda *parts: np.concatenate([np.asarray(p) for p in parts])[:size], *chunks)
 
 
-def chunk_size(states: EnvState, env: Economy, params: EnvParams) -> int:
+def fixed_nodes(rule: Rule, states: EnvState, env: Economy, params: EnvParams) -> tuple[Array, Array] | None:
+    """Nodes `[J, d]` and weights `[J]` where fewer than the usual ones say the same in every state; else None.
+
+    Several normal shocks that move the next state only through fewer combinations of them (a common and everyone's own
+    innovation, say) need a rule over these alone. It is of the order that `expectation_nodes` would choose.
+    """
+    law = env.shocks(params)
+    if not isinstance(law, Normal) or law.d == 1:
+        return None
+    size = jax.tree.leaves(states)[0].shape[0]
+    probes = jax.tree.map(lambda x: x[np.linspace(0, size - 1, PROBES).astype(int)], states)
+    actions = _actions(rule, probes, params, env=env)
+
+    def moved(shock: Array) -> Array:
+        after = jax.vmap(env.transition, (0, 0, None, None))(probes, actions, shock, params)
+        numbers = [leaf for leaf in jax.tree.leaves(after) if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)]
+        return jnp.concatenate([jnp.ravel(leaf).astype(shock.dtype) for leaf in numbers])
+
+    found = directions(moved, law.d)
+    if found.shape[1] == law.d:
+        return None
+    nodes, weights = quadrature.normal_nodes(law.finest()[0], found.shape[1], law.finest()[1])
+    return jnp.asarray(nodes @ found.T), jnp.asarray(weights)
+
+
+@eqx.filter_jit
+def _actions(rule: Rule, states: EnvState, params: EnvParams, *, env: Economy) -> Any:
+    return jax.vmap(lambda state: rule.bind(env, params)(state).action)(states)
+
+
+def chunk_size(states: EnvState, env: Economy, params: EnvParams, fixed: tuple[Array, Array] | None = None) -> int:
     """States at a time: a power of two, fewer where each has many nodes or agents."""
     one = jax.tree.map(lambda x: x[0], states)
-    nodes = jax.eval_shape(lambda s: expectation_nodes(env, params, s)[1], one).shape[0]
-    fits = max(ROWS // (nodes * env.num_agents), 1)
+    weights = jax.eval_shape(lambda s: expectation_nodes(env, params, s)[1], one) if fixed is None else fixed[1]
+    fits = max(ROWS // (weights.shape[0] * env.num_agents), 1)
     return min(MOST_STATES, 1 << (fits.bit_length() - 1))
 
 
 @eqx.filter_jit
-def _chunk(rule: Rule, states: EnvState, params: EnvParams, *, env: Economy) -> Any:
+def _chunk(rule: Rule, states: EnvState, params: EnvParams, fixed: tuple[Array, Array] | None, *, env: Economy) -> Any:
     decide = rule.bind(env, params)
 
     def report(state, decision, expected, params):
@@ -72,21 +107,26 @@ def _chunk(rule: Rule, states: EnvState, params: EnvParams, *, env: Economy) -> 
         }
 
     def one(state):
-        nodes, weights = expectation_nodes(env, params, state)
+        nodes, weights = expectation_nodes(env, params, state) if fixed is None else fixed
         return residuals(decide, state, nodes, weights, env, params, report=report)
 
     return jax.vmap(one)(states)
 
 
-def error_report(measured: Measures, env: Economy) -> dict[str, Any]:
+def error_report(measured: Measures, env: Economy, late: Bool[np.ndarray, " S"] | None = None) -> dict[str, Any]:
     """Quantiles of what `measure` found.
+
+    Args:
+        measured: at states `[S, ...]`.
+        env: the economy.
+        late: states whose paths have left their first states behind; None where they are on no path.
 
     Returns:
         * `euler`: all Euler errors together, absolute, in units of consumption; `euler_conditions`: each by itself.
         * `residuals`: every condition, absolute and unit-free.
         * `complementarity`: those of them that are Fischer-Burmeister functions.
-        * `binding`: for each limit the share of cases in which it binds (a slack below 1e-4), and the Euler errors
-          there and elsewhere.
+        * `binding`: for each limit the share of cases in which it binds (a slack below 1e-4), the same of late states
+          alone, and the Euler errors where it binds and elsewhere.
 
         What the economy does not have is left out.
     """
@@ -102,6 +142,9 @@ def error_report(measured: Measures, env: Economy) -> dict[str, Any]:
     if slacks:
         errors = euler or {name: values for name, values in conditions.items() if name not in tight}
         found["binding"] = {name: _by_limit(values, errors) for name, values in slacks.items()}
+    for name, values in slacks.items():
+        if late is not None and late.any():
+            found["binding"][name]["late_share"] = float((values[late] < BINDING).mean())
     return found
 
 

@@ -73,8 +73,9 @@ def evaluate(
           that the policy has no outputs for.
         * `residuals`: the same of every equilibrium condition, unit-free; `complementarity`: of those that are
           Fischer-Burmeister functions.
-        * `binding`: of each limit, the `share` of cases in which it binds, and Euler errors there (`euler_binding`) and
-          elsewhere (`euler_slack`).
+        * `binding`: of each limit, the `share` of cases in which it binds, the same in the second half of the paths
+          (`late_share`), where first states matter little, and of the reference in the same states
+          (`reference_share`); and Euler errors where it binds (`euler_binding`) and elsewhere (`euler_slack`).
         * `exploitability`: in a game, the most that one player gains by its best deviation while the others keep to
           the policy, in discounted utility; `gains`, of each player. Where a best response was trained, `gains_se`, and
           `best_response` is "trained": what it finds is a lower bound, and negative where it found nothing better.
