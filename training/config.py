@@ -22,6 +22,10 @@ from .settings import apply_overrides, load_config, merge
 
 RATES = ("stepper", "learning_rate", "schedule", "final_rate", "warmup")
 """Hyperparameters that belong to a stepper: another stepper does not take them over."""
+DECLARED = ("weights", "next_policy", "target_rate")
+"""Hyperparameters that suit an economy's own conditions: derived ones do not take them over."""
+NODES = ("rule", "order")
+"""Hyperparameters of quadrature: another expectation does not take them over."""
 
 AGENTS = {"mappo": "MAPPO", "reinforce": "REINFORCE", "deqn": "DEQN"}
 
@@ -268,8 +272,11 @@ def resolve(
                 spec(known)  # a misspelt environment is the first mistake to name
             raise UserError(f"{section}.{key} is missing: give {how}, or {section}.{key} in a configuration file")
     under = dict(preset(str(tree["env"]["id"]), str(tree["agent"]["name"])))
-    if "stepper" in tree["agent"]:
-        under["agent"] = {key: value for key, value in under.get("agent", {}).items() if key not in RATES}
+    given = tree["agent"]
+    dropped = RATES if "stepper" in given else ()
+    dropped += DECLARED if given.get("conditions") == "derived" else ()
+    dropped += NODES if given.get("expectation", "quadrature") != "quadrature" else ()
+    under["agent"] = {key: value for key, value in under.get("agent", {}).items() if key not in dropped}
     return parse(merge(under, tree))
 
 

@@ -9,6 +9,21 @@ HOUSEHOLDS: Mapping[str, Any] = {
     "training": {"iterations": 60},
 }
 
+# The centre is nearly the answer, and what an action is worth is far smaller than what shocks do: their noise is taken
+# out of advantages, the critic learns before the policy moves, whole episodes count, and exploring fades away.
+NEARLY_RIGHT: Mapping[str, Any] = {
+    "learning_rate": 1e-3,
+    "critic_learning_rate": 2e-3,
+    "critic_warmup": 20,
+    "schedule": "linear",
+    "expectation": "quadrature",
+    "gae_lambda": 1.0,
+    "value_decay": 0.9,
+    "epochs": 2,
+    "initial_std": 0.1,
+    "final_std": 0.01,
+}
+
 # nested settings, as in a configuration file; they lie over the defaults and under everything that the user says
 PRESETS: dict[tuple[str, str], Mapping[str, Any]] = {
     ("BrockMirman-v0", "deqn"): {
@@ -27,34 +42,60 @@ PRESETS: dict[tuple[str, str], Mapping[str, Any]] = {
         "training": {"iterations": 200},
     },
     ("Growth-v0", "deqn"): {
-        "agent": {"learning_rate": 3e-3},
+        # rare states are where errors are largest: a long ring gives them again, as often as they are wrong
+        "agent": {
+            "learning_rate": 3e-3,
+            "activation": "silu",
+            "fresh_share": 0.1,
+            "replay_size": 65536,
+            "replay_share": 0.25,
+            "replay_exponent": 1.0,
+            "replay_correction": 0.0,
+        },
         "rollout": {"num_envs": 128, "num_steps": 16},
         "training": {"iterations": 1250},
     },
     ("Irreversible-v0", "deqn"): {
-        "agent": {"learning_rate": 3e-3},
+        # how often the limit binds is in the complementarity's small errors
+        "agent": {"learning_rate": 3e-3, "weights": {"irreversibility": 10.0}},
         "rollout": {"num_envs": 128, "num_steps": 16},
         "training": {"iterations": 1250},
     },
     ("BufferStock-v0", "deqn"): {
-        "agent": {"learning_rate": 3e-3, "fresh_share": 0.25},
-        "rollout": {"num_envs": 128, "num_steps": 16},
+        # the rich and the kink count as much as where most households are
+        "agent": {"learning_rate": 3e-3, "states": "box", "box_stretch": 1.2},
+        "rollout": {"num_envs": 128, "num_steps": 16, "fresh_episodes": True},
         "training": {"iterations": 1250},
     },
     ("OLG-v0", "deqn"): {
-        "agent": {"learning_rate": 3e-3, "fresh_share": 0.25},
+        "agent": {"learning_rate": 6e-3, "widths": [32, 32], "fresh_share": 0.1},
         "rollout": {"num_envs": 128, "num_steps": 16},
         "training": {"iterations": 1250},
     },
     ("IRBC-v0", "deqn"): {
-        "agent": {"learning_rate": 3e-3},
+        # the product rule has 5^(countries + 1) nodes
+        "agent": {"learning_rate": 3e-3, "rule": "monomial3"},
         "rollout": {"num_envs": 128, "num_steps": 16},
         "training": {"iterations": 1250},
     },
     ("FishWar-v0", "deqn"): {
-        "agent": {"learning_rate": 3e-3, "fresh_share": 0.25},
+        # rivals' slopes are next period's policy: where they move with today's, conditions hold by slopes alone
+        "agent": {"learning_rate": 3e-3, "fresh_share": 0.5, "next_policy": "target", "target_rate": 0.02},
         "rollout": {"num_envs": 128, "num_steps": 16},
         "training": {"iterations": 400},
+    },
+    ("FishWar-v0", "mappo"): {
+        # exploring fades away: what a player answers are its rivals' samples
+        "agent": {
+            "learning_rate": 2e-3,
+            "schedule": "linear",
+            "expectation": "quadrature",
+            "value_decay": 0.9,
+            "initial_std": 0.3,
+            "final_std": 0.02,
+        },
+        "rollout": {"num_envs": 64, "num_steps": 32},
+        "training": {"iterations": 100},
     },
     ("StochasticAK-v0", "deqn"): {
         "agent": {"learning_rate": 3e-3, "batch_size": 256},
@@ -75,22 +116,33 @@ PRESETS: dict[tuple[str, str], Mapping[str, Any]] = {
         "training": {"iterations": 200},
     },
     ("BufferStock-v0", "mappo"): {
-        "agent": {"learning_rate": 2e-3, "schedule": "linear", "value_decay": 0.9, "initial_std": 0.2},
-        "rollout": {"num_envs": 128, "num_steps": 64},
+        # where the limit binds the policy has far to go, which little noise would not let it
+        "agent": {
+            "learning_rate": 2e-3,
+            "schedule": "linear",
+            "expectation": "quadrature",
+            "clip": 0.3,
+            "value_decay": 0.9,
+            "initial_std": 0.4,
+            "final_std": 0.03,
+        },
+        "rollout": {"num_envs": 128, "num_steps": 25, "fresh_episodes": True},
         "training": {"iterations": 400},
     },
-    ("Growth-v0", "mappo"): {
-        # the centre is nearly the answer: a critic that is right before the policy moves, little noise, many steps
-        "agent": {
-            "learning_rate": 3e-4,
-            "schedule": "linear",
-            "gae_lambda": 0.98,
-            "value_decay": 0.9,
-            "epochs": 2,
-            "initial_std": 0.05,
-        },
+    ("RBCLabor-v0", "mappo"): {
+        "agent": NEARLY_RIGHT,
         "rollout": {"num_envs": 64, "num_steps": 200},
-        "training": {"iterations": 400},
+        "training": {"iterations": 150},
+    },
+    ("IRBC-v0", "mappo"): {
+        "agent": {**NEARLY_RIGHT, "rule": "monomial3"},
+        "rollout": {"num_envs": 64, "num_steps": 200},
+        "training": {"iterations": 150},
+    },
+    ("Growth-v0", "mappo"): {
+        "agent": NEARLY_RIGHT,
+        "rollout": {"num_envs": 64, "num_steps": 200},
+        "training": {"iterations": 150},
     },
     ("Aiyagari-v0", "mappo"): HOUSEHOLDS,
     ("KrusellSmith-v0", "mappo"): HOUSEHOLDS,

@@ -167,8 +167,14 @@ class FishWar(Economy):
         return {"leaving": growth * marginal * (1 - (slopes.sum() - slopes))}
 
     def conditions(self, state: State, decision: Decision, expected: Residuals, params: Params) -> Residuals:
-        """Euler equation of each, unit-free: beta E[.] c_i - 1."""
-        return {"euler": params.beta * expected["leaving"] * drawn(decision.action) * state.x - 1}
+        """Euler equation of each in shares of the stock: beta E[.] S f_i - S / x, with S what is left.
+
+        That is beta E[.] c_i - 1 times S / x: its slope in the fractions stays of order one where little is left (with
+        five players a tenth is), and where a rival's slope turns E[.] negative it still grows with what is left.
+        """
+        fractions = drawn(decision.action)
+        left = 1 - fractions.sum()
+        return {"euler": (params.beta * expected["leaving"] * fractions * state.x - 1) * left}
 
     def euler_error(self, state: State, decision: Decision, expected: Residuals, params: Params) -> Residuals:
         """The share by which consumption misses the one that the Euler equation asks for."""

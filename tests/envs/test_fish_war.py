@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import equimorph
-from equimorph.agents.deqn import residuals
+from equimorph.agents.deqn import policy_decision, residuals
 from equimorph.envs import Decision
 from equimorph.envs.economies._common_pool import CommonPool, best_response
 from equimorph.envs.economies.fish_war import State, constant_value
@@ -63,12 +63,12 @@ def test_fractions_and_values(known):
 
 @pytest.mark.parametrize("players", range(2, 11))
 def test_the_condition_picks_the_equilibrium(players):
-    """Zero at the concept's fractions; of other fractions f the game's is a b (1 - (N - 1) f) / (1 - N f) - 1."""
+    """Zero at the concept's fractions; of other fractions f the game's is a b (1 - (N - 1) f) - (1 - N f)."""
     for concept in ("mpe", "cooperative"):
         env, params = make(players, concept)
         fraction, n = float(env.fraction(params)), players
         other, rivals = 0.6 / n, n - 1 if concept == "mpe" else 0
-        expected = A * B * (1 - rivals * other) / (1 - n * other) - 1
+        expected = A * B * (1 - rivals * other) - (1 - n * other)
         found = errors(env, params, np.full(n, fraction), np.full(n, other))
         np.testing.assert_allclose(found, np.outer([0, expected], np.ones(n)), atol=1e-12)
 
@@ -79,7 +79,7 @@ def test_unequal_fractions():
     left = 1 - fractions.sum()
     env, params = make(3)
     others = fractions.sum() - fractions
-    np.testing.assert_allclose(errors(env, params, fractions)[0], A * B * (1 - others) / left - 1, atol=1e-12)
+    np.testing.assert_allclose(errors(env, params, fractions)[0], A * B * (1 - others) - left, atol=1e-12)
     env, params = make(3, "cooperative")
     right_total = fractions / fractions.sum() * (1 - A * B)
     assert float(jnp.abs(errors(env, params, right_total)).min()) > 0.05
@@ -98,7 +98,31 @@ def test_a_rivals_reaction_is_its_slope():
     left = 0.8 - 2 * c
     after = left**A
     expected = B * A * left ** (A - 1) / (0.4 * after**1.2) * (1 - 0.48 * after**0.2) * c - 1
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    np.testing.assert_allclose(found, expected * left / 0.8, rtol=1e-9)
+
+
+def test_where_leaving_is_worth_less_than_nothing_to_draw_more_is_better():
+    """Four rivals who take .18 (1 + k) of an extra unit, k = 1: no fraction is an equilibrium, and 0 is the worst.
+
+    With W = a b (1 - 4 x .36) / .18 the condition of fractions f is W f - (1 - 5 f), and W + 5 is above 0.
+    """
+    env, params = make(5, sigma=1e-12)
+    state = State(jnp.int32(0), jnp.array(0.8))
+    nodes, weights = env.shocks(params).nodes("gauss_hermite", 1, state)
+
+    def condition(fraction):
+        after = (0.8 * (1 - 5 * fraction)) ** A
+
+        def tomorrow(s):
+            return Decision(jnp.full((5, 1), 0.18 * s.x / after))
+
+        today = Decision(jnp.full((5, 1), fraction))
+        found = residuals(lambda _: today, state, nodes, weights, env, params, next_decide=tomorrow)["euler"]
+        return A * B * (1 - 4 * 0.36) / 0.18 * fraction - (1 - 5 * fraction), found
+
+    known, found = zip(*map(condition, (1e-6, 0.1, 0.15)), strict=True)
+    np.testing.assert_allclose(found, np.outer(known, np.ones(5)), atol=1e-9)
+    assert abs(known[0]) > abs(known[1]) > abs(known[2])
 
 
 def test_one_percent_off():
@@ -252,3 +276,17 @@ def test_variants_keep_the_contract():
 def test_mistakes_are_named(overrides, message):
     with pytest.raises(UserError, match=message):
         make(**overrides)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("players", [2, 5])
+def test_the_preset_finds_the_markov_perfect_share(players):
+    with jax.enable_x64(False):
+        run = equimorph.train("FishWar-v0", "deqn", env={"num_players": players}, progress=False)
+        decide = policy_decision(run.agent.policy(run.state), run.env, run.params)
+        stocks = jax.random.split(jax.random.key(0), 256)
+        states = jax.vmap(run.env.initial_state, (0, None))(stocks, run.params)
+        shares = np.asarray(jax.jit(jax.vmap(decide))(states).action)
+    known = (1 - A * B) / (players - (players - 1) * A * B)
+    assert shares.mean() == pytest.approx(known, rel=1e-3)
+    assert np.abs(shares - known).max() < 0.01 * known

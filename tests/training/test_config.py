@@ -76,6 +76,22 @@ def test_priority_is_set_flag_file_preset_default(file, monkeypatch):
     assert config.rollout.num_steps == configuration.RolloutConfig().num_steps
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"stepper": "lm"}, {"next_policy", "rule", "widths"}),
+        ({"conditions": "derived"}, {"learning_rate", "rule", "widths"}),
+        ({"expectation": "all_in_one"}, {"learning_rate", "next_policy", "widths"}),
+        ({"expectation": "quadrature", "conditions": "economy"}, {"learning_rate", "next_policy", "rule", "widths"}),
+    ],
+)
+def test_another_choice_leaves_behind_what_the_preset_says_of_the_first(monkeypatch, given, kept):
+    preset = {"learning_rate": 1e-3, "next_policy": "stop", "rule": "monomial3", "widths": [8]}
+    monkeypatch.setitem(presets.PRESETS, ("BrockMirman-v0", "deqn"), {"agent": preset})
+    config = resolve("BrockMirman-v0", "deqn", {"agent": given})
+    assert set(config.agent.hyperparameters) == kept | set(given)
+
+
 def test_names_may_come_from_the_file_or_from_set(file):
     path = file("env: {id: StochasticAK-v0}\nagent: {name: mappo, epochs: 2}")
     config = resolve(file=path)
