@@ -93,3 +93,49 @@ def normalise(x: Float[Array, "..."], mask: Bool[Array, "..."]) -> Float[Array, 
     mean = masked_mean(x, mask)
     variance = masked_mean((x - mean) ** 2, mask)
     return jnp.where(mask, (x - mean) / (jnp.sqrt(variance) + 1e-8), 0)
+
+
+def before_end(done: Bool[Array, "T N"]) -> Bool[Array, "T N"]:
+    """The transitions up to and with the first end in each environment's rollout: all of them where there is none."""
+    ends = done.astype(jnp.int32)
+    return jnp.cumsum(ends, axis=0) - ends == 0
+
+
+def end_is_seen(done: Bool[Array, "T N"]) -> Bool[Array, "T N"]:
+    """Whether a transition's episode comes to its end within the rollout."""
+    return jax.lax.cummax(done.astype(jnp.int32), axis=0, reverse=True) > 0
+
+
+def since_start(
+    values: Float[Array, "T N A"], done: Bool[Array, "T N"], successor: Int[Array, "T N A"]
+) -> Float[Array, "T N A"]:
+    """Each agent's value at the first transition of its episode that the rollout holds, at all that follow."""
+    rows = jnp.arange(values.shape[1])[:, None]
+
+    def forward(carry, step):
+        came, known = carry
+        value, continues, moves = step
+        first = jnp.where(known, came, value)
+        stays = continues & (moves >= 0)
+        slot = jnp.where(stays, moves, values.shape[-1])
+        came = jnp.zeros_like(first).at[rows, slot].set(first, mode="drop")
+        return (came, jnp.zeros_like(stays).at[rows, slot].set(True, mode="drop")), first
+
+    start = (jnp.zeros_like(values[0]), jnp.zeros(values.shape[1:], bool))
+    return jax.lax.scan(forward, start, (values, ~done[..., None], successor))[1]
+
+
+def with_continuation(
+    reward: Float[Array, "T N A"],
+    next_value: Float[Array, "T N A"],
+    discount: Float[Array, "T N A"],
+    terminated: Bool[Array, "T N"],
+    truncated: Bool[Array, "T N"],
+    successor: Int[Array, "T N A"],
+) -> Float[Array, "T N A"]:
+    """Rewards with the discounted `next_value` of what a truncation or the rollout's end cut off.
+
+    Returns to go of them are complete. When an episode is both terminated and truncated, termination wins.
+    """
+    cut = (truncated | jnp.zeros_like(truncated).at[-1].set(True)) & ~terminated
+    return reward + jnp.where(cut[..., None], discount * jax.vmap(follow)(next_value, successor), 0)

@@ -27,6 +27,9 @@ DECLARED = ("weights", "next_policy", "target_rate")
 NODES = ("rule", "order")
 """Hyperparameters of quadrature: another expectation does not take them over."""
 
+SOURCES = ("box_stretch", "fresh_share", "steady_share", "steady_width")
+"""Hyperparameters of where states come from: another source does not take them over."""
+
 AGENTS = {"mappo": "MAPPO", "reinforce": "REINFORCE", "deqn": "DEQN"}
 
 Whole = Annotated[int, BeforeValidator(whole)]
@@ -275,6 +278,7 @@ def resolve(
     given = tree["agent"]
     dropped = RATES if "stepper" in given else ()
     dropped += DECLARED if given.get("conditions") == "derived" else ()
+    dropped += SOURCES if "states" in given else ()
     dropped += NODES if given.get("expectation", "quadrature") != "quadrature" else ()
     under["agent"] = {key: value for key, value in under.get("agent", {}).items() if key not in dropped}
     return parse(merge(under, tree))

@@ -17,7 +17,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from ...errors import UserError
+from ...errors import UserError, unknown
 from .. import spaces
 from ..economy import Decision, Economy, Residuals
 from ..environment import SHARE, Domain, EnvParams, EnvState, Reference, parameter
@@ -26,6 +26,8 @@ from ..shocks import Discrete
 FLOOR = 1e-8
 SPREAD = 0.25
 PATHS = 1024
+OUTPUTS = ("rates", "levels")
+MOST_SAVED = 3.0
 DEPRECIATION = Domain(0.0, 1.0, open_low=False, open_high=False)
 
 
@@ -66,9 +68,16 @@ class OLG(Economy):
     Action: Box(0, 1), shape (1,), centred on 1/2. Observation: one-hot age; log own income and log K against the steady
     state's, over 0.25; productivity and depreciation, -1 or 1; each age's mean capital, the same way, in levels.
 
+    With `outputs="levels"` the action is the amount k' itself, in units of what this age saves in the steady state:
+    Box(0, 3), centred on 1. The answer then varies with the state, and nothing keeps saving within income: `step` holds
+    it down to income, with consumption at its floor, and flags it. For residual learners what is planned beyond income,
+    as a share of it, is a condition of its own, "budget", as Azinovic, Gaegauf and Scheidegger (2022, IER 63) charge
+    nets for consumption below 0.
+
     Attributes:
         ages: how many periods a life lasts, A.
         households: of each age.
+        outputs: "rates", the saved share of income; "levels", the saved amount.
     """
 
     params_type: ClassVar[type[EnvParams]] = Params
@@ -78,9 +87,12 @@ class OLG(Economy):
     concept: str = "competitive"
     ages: int = 6
     households: int = 1
+    outputs: str = "rates"
 
     def __post_init__(self):
         super().__post_init__()
+        if self.outputs not in OUTPUTS:
+            raise unknown(f"outputs of {self.name}", str(self.outputs), OUTPUTS)
         for name, least in (("ages", 2), ("households", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
@@ -97,8 +109,12 @@ class OLG(Economy):
         return 2 * self.ages + 3
 
     def agent_action_space(self, params: Params) -> spaces.Box:
-        """The saved share of income."""
-        return spaces.Box(0.0, 1.0, (1,), jnp.result_type(float))
+        """The saved share of income, or the saved amount."""
+        return spaces.Box(0.0, 1.0 if self.outputs == "rates" else MOST_SAVED, (1,), jnp.result_type(float))
+
+    def centre(self, params: Params) -> Float[Array, " 1"]:
+        """The middle of shares, which is not the answer; the steady state's amount, which is not either."""
+        return super().centre(params) if self.outputs == "rates" else jnp.ones((1,), jnp.result_type(float))
 
     def legal_action(self, action: PyTree, params: Params) -> tuple[PyTree, Bool[Array, ""]]:
         """Clipped into the action space, 0 at the last age, which saves nothing."""
@@ -148,7 +164,7 @@ class OLG(Economy):
 
     def transition(self, state: State, action: Array, shock: Array, params: Params) -> State:
         """Everyone one age up with k' = s inc; newborns own nothing."""
-        saved = jnp.maximum(action[:, 0], FLOOR) * self.income(state, params)
+        saved = jnp.maximum(self.share(state, action, params), FLOOR) * self.income(state, params)
         newborn = jnp.zeros((self.households,), saved.dtype)
         k = jnp.concatenate([newborn, saved[: -self.households]])
         return state.replace(k=k, eta=shock[0], delta=shock[1])
@@ -163,8 +179,8 @@ class OLG(Economy):
         return self.reward(state, decision.action, params), 1.0
 
     def floored(self, state: State, action: Array, params: Params) -> Array:
-        """Whether a share was so near 0 or 1 that capital or consumption was held up."""
-        share = action[: -self.households, 0]
+        """Whether a share was so near 0 or 1, or an amount beyond income, that capital or consumption was held up."""
+        share = self.share(state, action, params)[: -self.households]
         return jnp.any((share < FLOOR) | (1 - share < FLOOR))
 
     def expectation_terms(
@@ -182,9 +198,14 @@ class OLG(Economy):
         return {"saving": self.gross_return(next_state, params) / following}
 
     def conditions(self, state: State, decision: Decision, expected: Residuals, params: Params) -> Residuals:
-        """Euler equation of every age but the last, unit-free: beta E[R' / c'] c - 1."""
+        """Euler equation of every age but the last, unit-free: beta E[R' / c'] c - 1; of amounts the budget too."""
         c = self.consumption(state, decision.action, params)[: -self.households]
-        return {"euler": params.beta * expected["saving"] * c - 1}
+        found = {"euler": params.beta * expected["saving"] * c - 1}
+        if self.outputs == "levels":
+            # beyond income consumption stays at its floor and no longer says which way to go
+            planned = self.planned_share(state, decision.action, params)[: -self.households]
+            found["budget"] = jnp.maximum(planned - 1, 0)
+        return found
 
     def euler_error(self, state: State, decision: Decision, expected: Residuals, params: Params) -> Residuals:
         """The share by which consumption misses the one that the Euler equation asks for."""
@@ -205,7 +226,9 @@ class OLG(Economy):
         capital = jax.lax.fori_loop(0, 60, lambda _, k: holdings(k).sum(), jnp.ones_like(delta))
         k = jnp.repeat(jnp.append(0.0, holdings(capital)), self.households)
         state = State(jnp.int32(0), k, jnp.ones_like(delta), delta)
-        return state, Decision(self._known_action(params))
+        if self.outputs == "levels":
+            return state, Decision(jnp.ones((self.num_agents, 1), k.dtype).at[-self.households :].set(0))
+        return state, Decision(self._known_shares(params)[:, None])
 
     def definitions(self, state: State, action: Array, params: Params) -> dict[str, Array]:
         """Capital, output, the wage, the gross return, and mean consumption."""
@@ -216,8 +239,12 @@ class OLG(Economy):
 
     def reference(self, params: Params) -> Reference:
         """The known shares; exact for any prices. There is no one value: lives overlap."""
-        action = self._known_action(params)
-        return Reference(lambda state: action, None, self.concept)
+        share = self._known_shares(params)
+
+        def policy(state: State) -> Array:
+            return (share if self.outputs == "rates" else share / self._shares_of_one(state, params))[:, None]
+
+        return Reference(policy, None, self.concept)
 
     def exploitability(self, policy: Callable[[State], PyTree], params: Params) -> Float[Array, " A"]:
         """What whoever is in each slot would gain over the rest of its life by saving the known shares instead.
@@ -232,7 +259,7 @@ class OLG(Economy):
         def period(state, key):
             action = policy(state)
             following = self.transition(state, action, law.sample(key, state), params)
-            return following, self._gains(action, params)
+            return following, self._gains(self.share(state, action, params), params)
 
         keys = jax.random.split(jax.random.key(0), (PATHS, self.ages))
         gains = jax.vmap(lambda k: jax.lax.scan(period, start, k)[1])(keys).mean(0)
@@ -263,21 +290,34 @@ class OLG(Economy):
 
     def consumption(self, state: State, action: Array, params: Params) -> Float[Array, " A"]:
         """(1 - s) inc, held above a hundred-millionth of income; all of it at the last age."""
-        share = action[:, 0].at[-self.households :].set(0)
+        share = self.share(state, action, params).at[-self.households :].set(0)
         return jnp.maximum(1 - share, FLOOR) * self.income(state, params)
 
-    def _known_action(self, params: Params) -> Float[Array, "A 1"]:
-        return jnp.repeat(saved_shares(params, self.ages), self.households)[:, None]
+    def share(self, state: State, action: Array, params: Params) -> Float[Array, " A"]:
+        """The saved share of income, at most all of it."""
+        return jnp.minimum(self.planned_share(state, action, params), 1)
 
-    def _gains(self, action: Array, params: Params) -> Float[Array, "ages households"]:
-        """What the known share adds to a life's log consumption beyond the action's, by age and household."""
+    def planned_share(self, state: State, action: Array, params: Params) -> Float[Array, " A"]:
+        """What the action asks to save as a share of income; above 1 where an amount is beyond it."""
+        return action[:, 0] if self.outputs == "rates" else action[:, 0] * self._shares_of_one(state, params)
+
+    def _shares_of_one(self, state: State, params: Params) -> Float[Array, " A"]:
+        """The share of income that an amount of 1 is; the last age's, which has no effect, is 1."""
+        unit = self.steady_state(params)[0].k[self.households :] / self.income(state, params)[: -self.households]
+        return jnp.concatenate([unit, jnp.ones((self.households,), unit.dtype)])
+
+    def _known_shares(self, params: Params) -> Float[Array, " A"]:
+        return jnp.repeat(saved_shares(params, self.ages), self.households)
+
+    def _gains(self, share: Float[Array, " A"], params: Params) -> Float[Array, "ages households"]:
+        """What the known share adds to a life's log consumption beyond `share`, by age and household."""
         best = saved_shares(params, self.ages)[:-1, None]
         to_come = jnp.cumsum(params.beta ** jnp.arange(1, self.ages))[::-1, None]
 
         def worth(share):
             return jnp.log(jnp.maximum(1 - share, FLOOR)) + to_come * jnp.log(jnp.maximum(share, FLOOR))
 
-        gains = worth(best) - worth(self.by_age(action[:, 0])[:-1])
+        gains = worth(best) - worth(self.by_age(share)[:-1])
         return jnp.concatenate([gains, jnp.zeros((1, self.households), gains.dtype)])
 
 

@@ -1,6 +1,7 @@
 """REINFORCE where the gradient is known: by enumeration."""
 
 import functools
+import itertools
 
 import equinox as eqx
 import jax
@@ -10,11 +11,13 @@ import pytest
 
 import equimorph
 from equimorph.agents import REINFORCE
-from equimorph.agents.agent import Context, check_pair
+from equimorph.agents.agent import Context, Rollout, View, check_pair
+from equimorph.agents.estimators import since_start
+from equimorph.agents.scores import Sampled
 from equimorph.errors import UserError
-from equimorph.training.loop import collect, create_train_state
+from equimorph.training.loop import collect, create_train_state, make_train_step
 
-from ..probes import Scripted, Table, gather, script, table, update
+from ..probes import PlaceState, Scripted, Table, constant, gather, script, table, update
 
 BASELINES = ("none", "running_mean", "leave_one_out")
 SEEDS, NUM_ENVS = 2000, 4
@@ -175,6 +178,296 @@ def test_dead_slots_are_not_scored():
         state, rollout = gather(env, params, agent, 6, 2)
         after.append(update(env, params, agent, state.agent, rollout))
     jax.tree.map(np.testing.assert_array_equal, *after)
+
+
+# -- every outcome listed --------------------------------------------------------------------------------------------
+
+TWO_STEPS = {
+    "leads_to": ((1, 2), (1, 1), (2, 2)),
+    "ends": ((False, False), (True, True), (True, True)),
+    "discount": 1.0,
+}
+PAYS = ((1.0, 0.0), (0.0, 4.0), (2.0, -3.0))
+VALUE = np.array([0.7, -0.2, 1.1], np.float32)  # of each place, at hand for baselines
+
+
+def play(params, actions):
+    """What a rollout of `Table` records where `actions` `[T, N]` are taken, starting from the first place."""
+    env, fresh = Table(), PlaceState(jnp.int32(0), jnp.int32(0))
+
+    def step(state, action):
+        _, after, reward, ends, _ = env.step_env(None, state, action, params)
+        cut = env.is_truncated(after, params)
+        see = lambda s: env.observe(None, s, None, params)[None]  # noqa: E731
+        view, earned = View(see(state), np.ones(1, bool)), (reward[None], params.discount[None], ends, cut)
+        rest = (see(after), state, after, jnp.zeros(1, jnp.int32), (), Sampled(action[None], None))
+        row = Rollout(view, action[None], *earned, *rest)
+        return jax.tree.map(lambda a, b: jnp.where(ends | cut, a, b), fresh, after), row
+
+    return jax.vmap(lambda column: jax.lax.scan(step, fresh, column)[1], 1, 1)(actions)
+
+
+@eqx.filter_jit
+def every_outcome(agent, state, params, num_steps, num_envs):
+    """All sequences of actions: their probabilities `[S]`, and the gradients that they give `[S, 3, 2]`."""
+    listed = list(itertools.product([0, 1], repeat=num_steps * num_envs))
+    sequences = np.array(listed, np.int32).reshape(-1, num_steps, num_envs)
+
+    def one(actions):
+        rollout = play(params, actions)
+        after, _ = agent.update(state, rollout, Context(Table(), params, jnp.int32(0), jnp.int32(1)), jax.random.key(0))
+        weights = [s.nets.network.layers[0].weight for s in (after, state)]
+        chance = jax.nn.softmax(jnp.asarray(LOGITS))[rollout.env_state.place, actions]
+        return chance.prod(), (weights[0] - weights[1]).T
+
+    return jax.vmap(one)(sequences)
+
+
+def prepared(params, value=VALUE, means=(0.3, -0.6), **options):
+    """An agent and its state at `LOGITS`, with baselines that know something."""
+    agent = REINFORCE(**{**RAW, **options}).prepare(Table(), params)
+    state = agent.init(jax.random.key(0), Table(), params)
+    state = state._replace(nets=tabular(state.nets))
+    if agent.baseline == "running_mean_per_step":
+        debiased = np.array(means, np.float32) * (1 - 0.9**2)
+        state = state._replace(baseline=jnp.asarray(debiased), batches=jnp.full(2, 2, jnp.int32))
+    if agent.baseline == "value":
+        layers = eqx.tree_at(lambda c: c.layers[0].weight, state.value.critic, jnp.asarray(value)[None])
+        state = state._replace(value=state.value._replace(critic=layers))
+    return agent, state
+
+
+CASES = [
+    ({"baseline": "none"}, 1),
+    ({"baseline": "none", "returns": "total"}, 1),
+    ({"baseline": "constant", "baseline_value": 2.0, "returns": "total"}, 1),
+    ({"baseline": "running_mean_per_step"}, 1),
+    ({"baseline": "leave_one_out", "returns": "total"}, 2),
+    ({"baseline": "value"}, 1),
+    ({"baseline": "value", "returns": "total"}, 1),
+]
+
+
+@pytest.mark.parametrize(("options", "num_envs"), CASES)
+def test_exactly_unbiased_and_silent_where_nothing_can_be_gained(options, num_envs):
+    params = table(reward=PAYS, limit=2, **TWO_STEPS)
+    agent, state = prepared(params, **options)
+    chance, gradient = (np.asarray(x, float) for x in every_outcome(agent, state, params, 2, num_envs))
+    assert chance.sum() == pytest.approx(1)
+    np.testing.assert_allclose(np.tensordot(chance, gradient, 1), exact(params), atol=2e-6)
+    if options["baseline"] != "none":
+        flat = table(reward=((1.0, 1.0),) * 3, limit=2, **TWO_STEPS)  # 2 to go at first, then 1
+        agent, state = prepared(flat, value=np.array([2.0, 1.0, 1.0], np.float32), means=(2.0, 1.0), **options)
+        assert np.abs(every_outcome(agent, state, flat, 2, num_envs)[1]).max() < 1e-6
+
+
+def test_a_true_value_leaves_less_variance():
+    pays = np.array(PAYS) + 3
+    params = table(reward=pays, limit=2, **TWO_STEPS)
+    policy = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
+    worth = (policy * pays).sum(axis=1)
+    worth[0] += policy[0] @ worth[1:]
+    spread = {}
+    for baseline in ("none", "value"):
+        agent, state = prepared(params, value=worth.astype(np.float32), baseline=baseline)
+        chance, gradient = (np.asarray(x, float) for x in every_outcome(agent, state, params, 2, 1))
+        mean = np.tensordot(chance, gradient, 1)
+        spread[baseline] = np.tensordot(chance, (gradient - mean) ** 2, 1).sum()
+    assert spread["value"] < 0.5 * spread["none"]
+
+
+def test_total_returns_are_of_the_discounted_sum():
+    params = table(reward=PAYS, limit=2, **TWO_STEPS)
+    agent, state = prepared(params, baseline="none", returns="total", gamma=0.5)
+    chance, gradient = (np.asarray(x, float) for x in every_outcome(agent, state, params, 2, 1))
+    halved = table(reward=(PAYS[0], *(np.array(PAYS[1:]) / 2)), limit=2, **TWO_STEPS)
+    np.testing.assert_allclose(np.tensordot(chance, gradient, 1), exact(halved), atol=2e-6)
+
+
+def test_a_learned_value_stands_for_what_was_cut_off():
+    """One step of two, with the value of what comes after: the gradient that the whole has for the first action."""
+    params = table(reward=PAYS, limit=1, **(TWO_STEPS | {"discount": 0.8}))
+    later = (np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True) * np.array(PAYS)).sum(axis=1)
+    agent, state = prepared(params, later.astype(np.float32), baseline="value", unfinished="bootstrap")
+    chance, gradient = (np.asarray(x, float) for x in every_outcome(agent, state, params, 1, 1))
+    worth = np.array(PAYS[0]) + 0.8 * later[1:]
+    p = np.exp(LOGITS[0]) / np.exp(LOGITS[0]).sum()
+    found = np.tensordot(chance, gradient, 1)
+    np.testing.assert_allclose(found, [p * (worth - p @ worth), [0, 0], [0, 0]], atol=1e-6)
+
+
+# -- returns and baselines by hand ----------------------------------------------------------------------------------
+
+
+def recorded(env, params, num_steps, num_envs, nets=None):
+    """A state and a rollout of one configuration, for others that act alike."""
+    agent = REINFORCE(**RAW, baseline="none", unscored_tail=2, gamma=1.0)
+    state, rollout = gather(env, params, agent, num_steps, num_envs, nets=nets)
+    return state.agent, rollout
+
+
+def test_unfinished_episodes_are_left_out():
+    env, params = Scripted(), script(reward=1.0, limit=4)
+    state, rollout = recorded(env, params, 6, 2)
+    for options, share, weights in (
+        ({"returns": "total"}, 4 / 6, (4, 4, 4, 4)),
+        ({"unscored_tail": 2}, 2 / 6, (4, 3)),
+    ):
+        agent = REINFORCE(**RAW, baseline="none", gamma=1.0, unfinished="drop", **options)
+        _, metrics = update(env, params, agent, state, rollout)
+        assert metrics["policy/scored_share"] == pytest.approx(share)
+        assert metrics["policy/weight_std"] == pytest.approx(np.sqrt(np.mean(np.square(weights))))
+
+
+def test_totals_follow_agents_from_their_first_step():
+    # The second agent moves to the third slot, where it stays; another is born in the second, and all end at time 1.
+    successor = jnp.array([[0, 2, -1], [0, 1, 2], [0, -1, -1], [0, 1, 2]])[:, None]
+    done = jnp.array([False, False, True, False])[:, None]
+    values = jnp.array([[1.0, 2, 0], [3, 4, 5], [6, 7, 8], [9, 10, 11]])[:, None]
+    found = since_start(values, done, successor)[:, 0]
+    assert found.tolist() == [[1, 2, 0], [1, 4, 2], [1, 4, 2], [9, 10, 11]]
+
+
+def test_the_mean_per_step_is_of_each_step_of_the_episode():
+    env, params = Scripted(), script(reward=np.arange(8.0)[:, None], limit=4)
+    agent = REINFORCE(**RAW, baseline="running_mean_per_step", baseline_decay=0.75, gamma=0.0).prepare(env, params)
+    rollout = jax.tree.map(lambda x: x[:3], recorded(env, params, 6, 2)[1])
+    first, metrics = update(env, params, agent, agent.init(jax.random.key(0), env, params), rollout)
+    assert metrics["policy/weight_std"] == pytest.approx(np.sqrt((1 + 4) / 3))
+    np.testing.assert_allclose(first.baseline, [0, 0.25, 0.5, 0])
+    assert first.batches.tolist() == [1, 1, 1, 0]
+    second, metrics = update(env, params, agent, first, rollout._replace(reward=rollout.reward + 3))
+    assert metrics["policy/weight_std"] == pytest.approx(3, rel=1e-5)
+    np.testing.assert_allclose(second.baseline, [0.75, 0.75 * 0.25 + 1, 0.75 * 0.5 + 1.25, 0])
+
+
+def test_the_value_is_of_earlier_batches_and_is_learned():
+    """Three places that pay 1, 2 and 4 whatever is done."""
+    params = table(reward=((1.0, 1.0), (2.0, 2.0), (4.0, 4.0)), start=(0.5, 0.3, 0.2))
+    options = {"value_epochs": 60, "value_learning_rate": 0.5, "value_decay": 0.5}
+    env, agent = Table(), REINFORCE(**(RAW | {"learning_rate": 0.0}), baseline="value", **options)
+    rollout, policy = recorded(env, params, 8, 4)[1], agent.init(jax.random.key(0), env, params)
+    policy = policy._replace(value=policy.value._replace(critic=constant(policy.value.critic, 0.0)))
+    paid = np.asarray(rollout.reward)
+    after, metrics = update(env, params, agent, policy, rollout)
+    assert metrics["policy/weight_std"] == pytest.approx(np.sqrt(np.mean(paid**2)), rel=1e-5)
+    np.testing.assert_allclose(after.value(np.eye(3, dtype=np.float32)), [1, 2, 4], atol=0.02)
+    _, metrics = update(env, params, agent, after, rollout._replace(reward=rollout.reward + 5))
+    assert metrics["policy/weight_std"] == pytest.approx(5, abs=0.02)
+
+
+# -- the same batch again, and in parts -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clip", [0.02, 1e6])
+def test_a_batch_is_used_again_by_the_clipped_ratio(clip):
+    params = table(reward=((2.0, 5.0), (1.0, -2.0), (0.0, 3.0)), start=(0.5, 0.3, 0.2))
+    env, agent = Table(), REINFORCE(**RAW, baseline="none", importance="clip", epochs=2, clip=clip)
+    state, rollout = recorded(env, params, 8, 4, nets=tabular)
+    after, metrics = update(env, params, agent, state, rollout)
+    assert metrics["policy/first_ratio_error"] < 1e-6
+    place, action = np.asarray(rollout.env_state.place).ravel(), np.asarray(rollout.action).ravel()
+    weight = np.asarray(rollout.reward, float).ravel()  # episodes of one step
+    kernel, bias, old = LOGITS.astype(float), np.zeros(2), None
+    for _ in range(2):
+        chance = np.exp(kernel + bias) / np.exp(kernel + bias).sum(axis=1, keepdims=True)
+        taken = chance[place, action]
+        old = taken if old is None else old
+        ratio = taken / old
+        live = np.where(weight > 0, ratio < 1 + clip, ratio > 1 - clip)
+        score = np.eye(2)[action] - chance[place]
+        step = np.zeros((3, 2))
+        np.add.at(step, place, (live * ratio * weight)[:, None] * score)
+        kernel, bias = kernel + step / len(place), bias + step.sum(axis=0) / len(place)
+    np.testing.assert_allclose(after.nets.network.layers[0].weight.T, kernel, atol=1e-5)
+
+
+def test_parts_of_a_batch_have_its_gradient():
+    params = table(reward=PAYS, limit=3, start=(0.5, 0.3, 0.2), **TWO_STEPS)
+    common = {"baseline": "value", "unfinished": "bootstrap", "importance": "clip", "epochs": 2, "entropy": 0.01}
+    env, (acted, rollout) = Table(), recorded(Table(), params, 8, 4, nets=tabular)
+    agents = [REINFORCE(**RAW, **common, micro_batches=parts) for parts in (1, 2)]
+    state = agents[0].init(jax.random.key(0), env, params)._replace(nets=acted.nets)
+    whole, parts = (update(env, params, agent, state, rollout) for agent in agents)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), whole, parts)
+    assert np.abs(whole[0].nets.network.layers[0].weight - state.nets.network.layers[0].weight).max() > 0.1
+
+
+# -- what does not fit -------------------------------------------------------------------------------------------------
+
+
+def tissue(**overrides):
+    small = {"capacity": 8, "substeps": 1, "founders": 2, "target": 3.0, "max_steps_in_episode": 2, "rate_max": 6.0}
+    return equimorph.make("CellCount-v0", mode="hazard", **{**small, "dt": 0.15, **overrides})
+
+
+@pytest.mark.parametrize(
+    ("options", "double"),
+    [
+        (
+            {"baseline": "value", "unfinished": "bootstrap", "returns": "total", "score": "both", "micro_batches": 2},
+            False,
+        ),
+        ({"baseline": "running_mean_per_step", "score": "trajectory", "returns": "total"}, True),
+        ({"score": "events", "initial_std": 0.2, "stepper": "mao", "importance": "clip", "epochs": 3}, True),
+    ],
+)
+def test_an_update_keeps_types(options, double):
+    with jax.enable_x64(double):
+        env, params = tissue()
+        agent = REINFORCE(widths=(4,), **options).prepare(env, params)
+        numbers = {"num_envs": 4, "num_seeds": 2}
+        state = jax.eval_shape(lambda: create_train_state(env, params, agent, num_iterations=2, **numbers))
+        step = make_train_step(env, params, agent, num_steps=2, iterations=2, **numbers)
+        after, metrics = jax.eval_shape(step, state)
+        kinds = lambda tree: [(x.shape, x.dtype, x.weak_type) for x in jax.tree.leaves(tree)]  # noqa: E731
+        assert kinds(after) == kinds(state)
+        dtype = jnp.dtype("float64" if double else "float32")
+        assert {x.dtype for name, x in metrics.items() if not name.startswith("episode")} == {dtype}
+
+
+MISTAKES = [
+    ({"returns": "terminal"}, "unknown returns 'terminal'.*Known: to_go, total"),
+    ({"unfinished": "dorp"}, "Did you mean 'drop'"),
+    ({"unfinished": "bootstrap"}, "'leave_one_out' does not have; use baseline='value'"),
+    ({"unfinished": "bootstrap", "baseline": "value", "unscored_tail": 2}, "unscored_tail = 2 does not apply"),
+    ({"score": "trajectory", "unfinished": "drop"}, "unfinished = 'drop' does not apply with score='trajectory'"),
+    ({"score": "trajectory", "unscored_tail": 1}, "unscored_tail = 1 does not apply with score='trajectory'"),
+    ({"score": "trajectory", "initial_std": 0.3}, "initial_std = 0.3 does not apply with score='trajectory'"),
+    ({"baseline": "constant"}, "needs a baseline_value"),
+    ({"baseline_value": 1.0}, "baseline_value = 1 does not apply with baseline='leave_one_out'"),
+    ({"value_epochs": 3}, "value_epochs = 3 does not apply"),
+    ({"value_decay": 0.5, "baseline": "none"}, "value_decay = 0.5 does not apply"),
+    ({"epochs": 4}, "epochs = 4.*another policy's; set importance='clip'"),
+    ({"importance": "clip"}, "importance = 'clip' does not apply with epochs=1"),
+    ({"importance": "clip", "epochs": 2, "score": "both"}, "importance = 'clip' does not apply with score='both'"),
+    ({"importance": "clipp", "epochs": 2}, "Did you mean 'clip'"),
+    ({"clip": 0.1}, "clip = 0.1 does not apply without importance='clip'"),
+    ({"micro_batches": 0}, "micro_batches"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), MISTAKES)
+def test_mistakes_are_named(options, message):
+    with pytest.raises(UserError, match=message):
+        REINFORCE(**options)
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "message"),
+    [
+        ({}, {"micro_batches": 3}, r"num_envs = 4 .* micro_batches can be 1, 2, 4"),
+        ({"substeps": 3}, {"score": "trajectory"}, r"substeps = 3.*use substeps=1"),
+        ({"max_steps_in_episode": 5}, {"score": "trajectory"}, r"num_steps = 2 must be max_steps_in_episode = 5"),
+        ({"window": 2}, {"score": "trajectory"}, "not a tissue itself; use score='events'"),
+        ({}, {"score": "trajectory", "entropy": 0.1}, "entropy does not apply with score='trajectory'"),
+        ({"max_steps_in_episode": 10**6}, {"baseline": "running_mean_per_step"}, "1000000 steps, more than"),
+    ],
+)
+def test_pairs_that_do_not_fit_are_named(env, options, message):
+    with pytest.raises(UserError, match=message):
+        check_pair(REINFORCE(**options), *tissue(**env), 2, 4)
+    check_pair(REINFORCE(score="both", entropy=0.1, micro_batches=2), *tissue(), 2, 4)
 
 
 def test_what_does_not_fit_is_refused():

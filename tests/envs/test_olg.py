@@ -24,8 +24,7 @@ def make(**overrides):
 
 def scaled(env, params, factor):
     """The policy that saves `factor` times the known shares."""
-    action = factor * env.reference(params).policy(None)
-    return lambda state: action
+    return lambda state: factor * env.reference(params).policy(state)
 
 
 def errors_in_wide_states(policy, env, params, number=3):
@@ -59,7 +58,10 @@ def test_saved_shares_by_age(known):
     assert float(pair.reference(params).policy(None)[0, 0]) == pytest.approx(0.7 / 1.7, abs=1e-15)
 
 
-@pytest.mark.parametrize("overrides", [{}, {"households": 3}, {"ages": 9, "beta": 0.9, "delta_low": 0.1}])
+@pytest.mark.parametrize(
+    "overrides",
+    [{}, {"households": 3}, {"ages": 9, "beta": 0.9, "delta_low": 0.1}, {"outputs": "levels", "households": 2}],
+)
 def test_known_shares_have_no_euler_error_in_any_state(overrides):
     env, params = make(**overrides)
     errors = errors_in_wide_states(scaled(env, params, 1.0), env, params)
@@ -101,9 +103,12 @@ def test_averages_of_a_long_simulation(known):
     assert lives.mean() == known("olg6.newborn_utility")
 
 
-@pytest.mark.parametrize(("factor", "regret"), [(0.9, 0.0588), (0.95, 0.0150), (1.05, 0.0157), (1.0, 0.0)])
-def test_what_a_household_would_gain_by_the_known_shares(factor, regret):
-    env, params = make()
+@pytest.mark.parametrize(
+    ("factor", "regret", "outputs"),
+    [(0.9, 0.0588, "levels"), (0.95, 0.0150, "rates"), (1.05, 0.0157, "rates"), (1.0, 0.0, "rates")],
+)
+def test_what_a_household_would_gain_by_the_known_shares(factor, regret, outputs):
+    env, params = make(outputs=outputs)
     gains = jax.jit(lambda: env.exploitability(scaled(env, params, factor), params))()
     assert float(gains[0]) == pytest.approx(regret, abs=5e-5)
     assert float(gains[-1]) == 0
@@ -132,6 +137,46 @@ def test_the_gain_is_what_a_deviator_earns_more():
     gain = float(env.exploitability(policy, params)[0])
     assert gain > 0.01
     assert float(life(True) - life(False)) == pytest.approx(gain, rel=0.01)
+
+
+def test_amounts_are_the_same_economy():
+    """What a share or its amount leads to is one; an amount is in units of what its age saves in the steady state."""
+    (rates, params), (levels, _) = make(households=2), make(households=2, outputs="levels")
+    key = jax.random.key(1)
+    state = rates.reset_env(key, params)[1]
+    share = jax.random.uniform(key, (12, 1), minval=0.2, maxval=0.7)
+    steady = np.asarray(rates.steady_state(params)[0].k)
+    saved = np.asarray(share[:-2, 0] * rates.income(state, params)[:-2])
+    amount = jnp.asarray(np.append(saved / steady[2:], [0.4, 2.0]))[:, None]  # the last age's have no effect
+    by_rates, by_levels = (env.step_env(key, state, a, params) for env, a in ((rates, share), (levels, amount)))
+    for left, right in zip(jax.tree.leaves(by_rates), jax.tree.leaves(by_levels), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-12)
+    np.testing.assert_allclose(by_levels[1].k[2:], saved, rtol=1e-12)
+    decision = levels.steady_state(params)[1]
+    np.testing.assert_array_equal(decision.action[:, 0], [1] * 10 + [0] * 2)
+    assert float(levels.centre(params)[0]) == 1
+
+
+def test_amounts_beyond_income():
+    """Consumption stays at its floor and no longer tells an Euler equation where to go: the budget's condition does."""
+    env, params = make(outputs="levels")
+    state, decision = env.steady_state(params)
+    planned = jnp.array([1.25, 1.0, 0.5, 0.5, 0.5, 0.0])
+    income = env.income(state, params)
+    action = (planned * income / jnp.append(state.k[1:], 1.0))[:, None]
+    expected = {"saving": jnp.ones(5)}
+
+    def conditions(action):
+        return env.conditions(state, Decision(action), expected, params)
+
+    np.testing.assert_allclose(conditions(action)["budget"], [0.25, 0, 0, 0, 0], atol=1e-12)
+    slopes = jax.jacobian(conditions)(action)
+    assert float(jnp.abs(slopes["euler"][0]).max()) == 0
+    assert float(slopes["budget"][0, 0, 0]) == pytest.approx(float(state.k[1] / income[0]), rel=1e-12)
+    after, info = env.step_env(jax.random.key(0), state, action, params)[1::3]
+    assert float(after.k[1]) == pytest.approx(float(income[0]), rel=1e-12)
+    assert bool(info["floored"])
+    assert not bool(env.floored(state, decision.action, params))
 
 
 def test_credit_follows_the_person():
@@ -190,7 +235,7 @@ def test_households_of_one_age_share_its_size():
 
 
 def test_variants_keep_the_contract():
-    equimorph.check_environment(*make(ages=3, households=2))
+    equimorph.check_environment(*make(ages=3, households=2, outputs="levels"))
 
 
 @pytest.mark.parametrize(
@@ -198,6 +243,7 @@ def test_variants_keep_the_contract():
     [
         ({"ages": 1}, "ages = 1 must be a whole number of at least 2"),
         ({"households": 0}, "households = 0 must be"),
+        ({"outputs": "level"}, "Did you mean 'levels'"),
         ({"delta_low": 0.95}, "delta_low = 0.95 must not be above delta_high = 0.9; swap them"),
         ({"concept": "planner"}, "concept of OLG-v0 'planner'"),
     ],
