@@ -12,11 +12,14 @@ if TYPE_CHECKING:
     from .dynare import DynareNames, read_dynare, write_dynare
     from .linear import LinearBase, linear_base
     from .mappo import MAPPO
+    from .ppo import IPPO, PPO, team_episodes
     from .reinforce import REINFORCE
 
 __all__ = [
     "DEQN",
+    "IPPO",
     "MAPPO",
+    "PPO",
     "REINFORCE",
     "Agent",
     "Classical",
@@ -27,6 +30,7 @@ __all__ = [
     "linear_base",
     "linearize",
     "read_dynare",
+    "team_episodes",
     "write_dynare",
 ]
 
@@ -39,12 +43,15 @@ __getattr__, __dir__ = lazy_attributes(
         "DynareNames": ".dynare",
         "LinearBase": ".linear",
         "LinearRule": ".classical.log_linear",
+        "IPPO": ".ppo",
         "MAPPO": ".mappo",
+        "PPO": ".ppo",
         "REINFORCE": ".reinforce",
         "classical_agent": ".classical.agent",
         "linear_base": ".linear",
         "linearize": ".classical.log_linear",
         "read_dynare": ".dynare",
+        "team_episodes": ".ppo",
         "write_dynare": ".dynare",
     },
 )

@@ -76,6 +76,14 @@ class Policy(eqx.Module):
     def __call__(self, view: View, key: Array | None = None) -> PyTree:
         """Actions `[A, ...]` in one environment, in its units; sampled when a key is given, else deterministic."""
 
+    def initial_memory(self, num_agents: int) -> PyTree:
+        """What `act` is given at an episode's start, `[A, ...]`; `()` where nothing is remembered."""
+        return ()
+
+    def act(self, view: View, memory: PyTree, key: Array | None = None) -> tuple[PyTree, PyTree]:
+        """The memory after a step, and the actions that a policy with a memory takes in it."""
+        return memory, self(view, key)
+
     def decision(self, view: View) -> Decision:
         """The deterministic actions `[A, ...]`, with multipliers and prices where the policy has outputs for them."""
         return Decision(self(view))

@@ -11,43 +11,36 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..envs.economy import Economy
 from ..envs.environment import Environment, EnvParams, EnvState, add_agent_axis, drop_agent_axis
-from ..errors import UserError, unknown
 from .agent import (
-    LONGEST_MEMORY,
     Agent,
     Context,
     Rollout,
     View,
     check_applies,
     check_followed,
-    check_range,
     optional_scalar,
     reward_learner_concept,
     scalar,
 )
-from .continuation import EXPECTATIONS, check_expectation, expected_continuation
+from .continuation import check_expectation, expected_continuation
+from .critics import ActorCritic, Sight, critic_inputs, make_networks
 from .estimators import follow, generalised_advantage, masked_mean, normalise
-from .minibatches import shuffled
-from .policies.actor import Actor, ActorPolicy, flat_observation, observation_size
+from .mappo_options import check_division, check_options, check_population, reward_share
+from .minibatches import shuffled, shuffled_chunks
+from .policies.actor import ActorPolicy, flat_observation
 from .policies.heads import Head, make_head
-from .policies.networks import MLP, check_network
-from .steppers import Stepper, Terms, check_policy_gradient, check_schedule, make_stepper, scheduled
+from .policies.recurrent import RecurrentPolicy, replay
+from .policies.sharing import shared_spread, with_spread
+from .steppers import Stepper, Terms, make_stepper, scheduled
+from .surrogate import HUBER_DELTA, clipped_surrogate, value_error
+from .teams import mixed_reward, team_mean
 from .value_scale import ValueScale, rescaled
 
-CRITICS = ("local", "global", "global+local")
 NUM_LOSSES = 3
-LEAST_STD = 1e-6
-
-
-class ActorCritic(eqx.Module):
-    """The trainable networks: one actor and one critic, shared by all agents."""
-
-    actor: Actor
-    critic: MLP
 
 
 class MAPPOState(NamedTuple):
@@ -75,7 +68,12 @@ class Extras(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Transitions with all that a minibatch needs; leading axis B, then A."""
+    """Transitions with all that a minibatch needs; leading axis B, then A.
+
+    What is the team's stands at every living agent. `value` is the critic's before the update, in the units of
+    `target`; `memory` is the actor's before each step, and `source` the slot that each one's is taken from after it
+    (-1: a fresh one). They are None where nothing reads them.
+    """
 
     inputs: Float[Array, "B A in"]
     critic_inputs: Float[Array, "B A S"]
@@ -85,12 +83,15 @@ class Batch(NamedTuple):
     log_prob: Float[Array, "B A"]
     advantage: Float[Array, "B A"]
     target: Float[Array, "B A"]
+    value: Float[Array, "B A"] | None = None
+    memory: Float[Array, "B A H"] | None = None
+    source: Int[Array, "B A"] | None = None
 
 
 class MAPPO(Agent):
     """Clipped policy optimisation with a masked, successor-aware and truncation-aware GAE.
 
-    Every agent shares one actor, which sees that agent's observation only. All numbers may be arrays.
+    An actor sees its agent's observation only. All numbers may be arrays. Dead slots enter nothing.
 
     Args:
         learning_rate: of the stepper.
@@ -104,18 +105,46 @@ class MAPPO(Agent):
         expectation: "quadrature": an economy's law of shocks is used to take the noise of the next shock out of
             advantages and value targets (see `continuation`); `gae_lambda` can then be 1. None: it is left in.
         rule, order: of that quadrature; None takes the law's usual.
+        reward: what an agent is paid: its "own" (where the concept is cooperative that is the team's), the "team"'s
+            mean, or (a number in [0, 1]) that share of the team's and the rest its own. None is "own", and with
+            value="team_mean" it is the team's.
+        value: "per_agent", or "team_mean": the team's value is the mean of the living agents', and one advantage of the
+            team's mean reward is everybody's. The team goes on when one of it dies.
+        ratio: "per_agent", or "joint": one clipped term a transition, of the probability of what all living agents did
+            together, times the mean of their advantages.
+        normalise_advantages: to mean 0 and standard deviation 1 over the "batch" or each "minibatch"; None: not at all.
         clip: of the probability ratio.
+        target_kl: once a minibatch's approximate KL divergence from the policy that acted is above it, later epochs
+            leave the policy as it is and teach the critic alone; None: no limit.
         entropy: coefficient of the entropy bonus.
-        value_coefficient: weight of the mean squared value error.
+        entropy_schedule, entropy_final: its course, as `schedule` and `final_rate` are the learning rate's.
+        value_coefficient: weight of the value error.
+        value_loss: "mse", or "huber": the square up to `huber_delta`, 10 unless set (Yu et al. 2022), and linear
+            beyond; in the critic's units.
+        value_clip: how far from its value before the update a prediction counts, in the critic's units (Schulman et
+            al.'s code; Engstrom et al. 2020 find no gain); None: anywhere.
         normalise_values: the critic predicts values in units of their running mean and standard deviation (van Hasselt
             et al. 2016, output-preserving), so that the scale of rewards does not matter.
         value_decay: of those running moments, per iteration; 0.99 unless set.
         epochs: passes over each batch.
-        minibatches: each pass is cut into; T x N must divide by it.
+        minibatches: each pass is cut into.
+        minibatch_unit: what is dealt out to them: single "transitions" (T x N must divide by `minibatches`; with a
+            memory chunks, whose number must), or whole "rollouts" of an environment (N must).
+        sharing: who shares actor and critic: all agents ("shared"), those of one role of the environment's
+            ("per_role"), or nobody ("per_agent").
+        agent_id: the agent's number, one-hot, behind what its actor and its own part of the critic see. Not where slots
+            are reused.
         critic: what values see: each agent's observation ("local"), the environment's `world_state` ("global"), or
             both. With one agent and no world state of its own, all three are its observation.
-        widths: hidden sizes of actor and critic.
+        critic_network: "mlp", or "set": all living agents' observations as a set, by the mean and the largest of their
+            embeddings, beside the agent's own embedding.
+        network: the actor's: "mlp", or "gru", which has a memory. The loop carries it from step to step and with each
+            agent, and training replays it. The critic has none.
+        chunk_length: steps that a "gru" is replayed and differentiated through, from the memory that it had there; T
+            must divide by it. None: the whole rollout.
+        widths: hidden sizes of actor and critic; of a "gru" first the memory's.
         activation: of both.
+        distribution: of Box actions, "gaussian" (before the squash) or "beta"; gaussian unless set.
         initial_std: of a Box action before the squash, at the start; 0.5 unless set.
         final_std: where it ends; it then falls geometrically over the run, whatever rewards say. None: it is learned.
         stepper: a name such as "adam" or "pcgrad", a mapping as `make_stepper` takes it, or a `Stepper`; Adam with a
@@ -133,49 +162,39 @@ class MAPPO(Agent):
     expectation: str | None = eqx.field(default=None, static=True)
     rule: str | None = eqx.field(default=None, static=True)
     order: int | None = eqx.field(default=None, static=True)
+    reward: str | Float[Array, ""] | None = eqx.field(default=None, converter=reward_share)
+    value: str = eqx.field(default="per_agent", static=True)
+    ratio: str = eqx.field(default="per_agent", static=True)
+    normalise_advantages: str | None = eqx.field(default="batch", static=True)
     clip: Float[Array, ""] = eqx.field(default=0.2, converter=scalar)
+    target_kl: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
     entropy: Float[Array, ""] = eqx.field(default=0.0, converter=scalar)
+    entropy_schedule: str = eqx.field(default="constant", static=True)
+    entropy_final: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
     value_coefficient: Float[Array, ""] = eqx.field(default=0.5, converter=scalar)
+    value_loss: str = eqx.field(default="mse", static=True)
+    huber_delta: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    value_clip: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
     normalise_values: bool = eqx.field(default=True, static=True)
     value_decay: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
     epochs: int = eqx.field(default=4, static=True)
     minibatches: int = eqx.field(default=4, static=True)
+    minibatch_unit: str = eqx.field(default="transitions", static=True)
+    sharing: str = eqx.field(default="shared", static=True)
+    agent_id: bool = eqx.field(default=False, static=True)
     critic: str = eqx.field(default="global+local", static=True)
+    critic_network: str = eqx.field(default="mlp", static=True)
+    network: str = eqx.field(default="mlp", static=True)
+    chunk_length: int | None = eqx.field(default=None, static=True)
     widths: tuple[int, ...] = eqx.field(default=(64, 64), static=True, converter=tuple)
     activation: str = eqx.field(default="tanh", static=True)
+    distribution: str | None = eqx.field(default=None, static=True)
     initial_std: float | None = eqx.field(default=None, static=True)
     final_std: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
     stepper: Stepper = eqx.field(default="adam", converter=lambda value: make_stepper(value, max_norm=0.5))
 
     def __check_init__(self):
-        check_policy_gradient(self.stepper)
-        check_schedule(self.schedule, self.final_rate)
-        check_range("final_rate", self.final_rate, 0, 1)
-        check_network(self.widths, self.activation)
-        check_range("learning_rate", self.learning_rate, 0)
-        check_range("critic_learning_rate", self.critic_learning_rate, 0)
-        check_range("critic_warmup", self.critic_warmup, 0)
-        check_range("warmup", self.warmup, 0)
-        check_range("gamma", self.gamma, 0, 1)
-        check_range("gae_lambda", self.gae_lambda, 0, 1)
-        check_range("clip", self.clip, 0)
-        check_range("value_decay", self.value_decay, 0, LONGEST_MEMORY)
-        check_applies(
-            "value_decay", self.value_decay, self.normalise_values, "with normalise_values=False; leave it out"
-        )
-        check_range("final_std", self.final_std, LEAST_STD)
-        check_range("entropy", self.entropy, 0)
-        check_range("value_coefficient", self.value_coefficient, 0)
-        check_range("epochs", self.epochs, 1)
-        check_range("minibatches", self.minibatches, 1)
-        if self.critic not in CRITICS:
-            raise unknown("critic", str(self.critic), CRITICS)
-        if self.expectation is not None and self.expectation not in EXPECTATIONS:
-            raise unknown("expectation", str(self.expectation), EXPECTATIONS)
-        check_range("order", self.order, 1)
-        for name in ("rule", "order"):
-            applies = self.expectation is not None
-            check_applies(name, getattr(self, name), applies, "without expectation='quadrature'; leave it out")
+        check_options(self)
 
     def required(self) -> frozenset[str]:
         return frozenset()
@@ -185,88 +204,107 @@ class MAPPO(Agent):
 
     def check(self, env: Environment, params: EnvParams, num_steps: int, num_envs: int) -> None:
         check_followed(self, env)
-        spread = jax.tree.leaves(make_head(env, params, self.initial_std).spread())
+        spread = jax.tree.leaves(self._head(env, params).spread())
         check_applies("final_std", self.final_std, bool(spread), f"to {env.name}, whose actions are discrete")
         if self.expectation is not None:
             check_expectation(env, params, self.rule, self.order)
-        total = num_steps * num_envs
-        if total % self.minibatches:
-            works = [n for n in range(1, min(total, 64) + 1) if total % n == 0]
-            raise UserError(
-                f"num_steps x num_envs = {num_steps} x {num_envs} = {total} transitions do not divide into "
-                f"{self.minibatches} minibatches; minibatches can be {', '.join(map(str, works))}"
-            )
+        check_population(self, env, params)
+        check_division(self, num_steps, num_envs)
 
     def init(self, key: Array, env: Environment, params: EnvParams) -> MAPPOState:
-        key_actor, key_critic = jax.random.split(key)
-        head = make_head(env, params, self.initial_std)
-        actor = Actor(key_actor, observation_size(env, params), head.size, head.spread(), self.widths, self.activation)
-        size = jax.eval_shape(lambda k: self._critic_inputs_at_reset(k, env, params), key).shape[-1]
-        critic = MLP(key_critic, size, 1, self.widths, self.activation, 1.0)
-        nets = ActorCritic(actor, critic)
+        head = self._head(env, params)
+        recurrent = self.network == "gru"
+        nets = make_networks(key, self._sight, env, params, head, self.widths, self.activation, recurrent=recurrent)
         zero = jnp.zeros((), jnp.result_type(float))
         return MAPPOState(nets, head, self.stepper.init(nets, num_terms=NUM_LOSSES), ValueScale(zero, zero, zero))
 
     def restart(self, state: MAPPOState, env: Environment, params: EnvParams) -> MAPPOState:
         return state._replace(stepper=self.stepper.init(state.nets, num_terms=NUM_LOSSES))
 
-    def initial_memory(self, state, env, params) -> tuple:
-        return ()
+    def initial_memory(self, state: MAPPOState, env: Environment, params: EnvParams) -> PyTree:
+        if self.network != "gru":
+            return ()
+        return jnp.zeros((env.num_agents, state.nets.actor.memory_size), jnp.result_type(float))
 
     def act(self, state: MAPPOState, memory: PyTree, view: View, key: Array, *, explore: bool = True):
-        output = state.nets.actor(flat_observation(view.observation, view.agent_mask))
+        seen = flat_observation(view.observation, view.agent_mask)
+        if self.network == "gru":
+            memory, output = state.nets.actor.step(memory, seen)
+        else:
+            output = state.nets.actor(seen)
         if not explore:
             return memory, state.head.mode(output, view.action_mask), ()
         spread = state.nets.actor.spread
         action, raw = state.head.sample(key, output, spread, view.action_mask)
         return memory, action, Extras(raw, state.head.log_prob(raw, output, spread, view.action_mask))
 
-    def policy(self, state: MAPPOState) -> ActorPolicy:
-        return ActorPolicy(state.nets.actor, state.head)
+    def policy(self, state: MAPPOState) -> ActorPolicy | RecurrentPolicy:
+        kind = RecurrentPolicy if self.network == "gru" else ActorPolicy
+        return kind(state.nets.actor, state.head)
+
+    def _head(self, env: Environment, params: EnvParams) -> Head:
+        return make_head(env, params, self.initial_std, distribution=self.distribution)
+
+    @property
+    def _sight(self) -> Sight:
+        return Sight(self.critic, self.critic_network, self.agent_id, self.sharing)
 
     def update(self, state: MAPPOState, rollout: Rollout, context: Context, key: Array):
         batch = self._batch(state, rollout, context)
-        nets, values = state.nets, state.values
+        nets, values, (num_steps, num_envs) = state.nets, state.values, rollout.terminated.shape
         if self.normalise_values:
-            values = values.following(batch.target, batch.mask, 0.99 if self.value_decay is None else self.value_decay)
-            mean, std = values.moments()
-            critic = rescaled(nets.critic, state.values.moments(), (mean, std))
-            nets = ActorCritic(nets.actor, critic)
-            batch = batch._replace(target=jnp.where(batch.mask, (batch.target - mean) / std, 0))
+            keep = 0.99 if self.value_decay is None else self.value_decay
+            values = values.following(self._valued(batch.target, batch.mask), self._counted(batch.mask), keep)
+            nets = ActorCritic(nets.actor, rescaled(nets.critic, state.values.moments(), values.moments()))
+            batch = _in_units(batch, *values.moments())
         final = 0.0 if self.final_rate is None else self.final_rate
         planned = context.num_iterations * self.epochs * self.minibatches
         done_before = context.iteration * self.epochs * self.minibatches
         shares = self._shares(context.iteration)
-        steps, envs = rollout.terminated.shape
+        length = num_steps if self.chunk_length is None else self.chunk_length
 
         def minibatch_step(carry, minibatch):
-            nets, stepper, count = carry
+            nets, stepper, count, far = carry
             rate = scheduled(self.schedule, shares.of, final, count, planned, self.warmup)
+            bonus = self._entropy_at(count, planned)
             after, stepper, terms = self.stepper.step(
-                lambda n: self._terms(n, state.head, minibatch), nets, stepper, rate
+                lambda n: self._terms(n, state.head, minibatch, bonus, length), nets, stepper, rate
             )
-            metrics = {**terms.losses, **terms.aux, "policy/learning_rate": rate * shares.actor}
+            moves, metrics = shares.actor, {**terms.losses, **terms.aux}
+            if self.target_kl is not None:
+                far = far | (terms.aux["policy/approx_kl"] > self.target_kl)
+                stops = far & (count >= done_before + self.minibatches)
+                moves = jnp.where(stops, 0, moves)
+                metrics["policy/stopped"] = stops.astype(moves.dtype)
+            metrics["policy/learning_rate"] = rate * moves
             if self._apart:
                 metrics["policy/critic_learning_rate"] = rate * shares.critic
+            if self._apart or self.target_kl is not None:
                 after = ActorCritic(
-                    _part_of_the_way(nets.actor, after.actor, shares.actor),
+                    _part_of_the_way(nets.actor, after.actor, moves),
                     _part_of_the_way(nets.critic, after.critic, shares.critic),
                 )
             if self.final_std is not None:
-                after = _with_spread(after, nets.actor.spread)
-            return (after, stepper, count + 1), metrics
+                after = ActorCritic(with_spread(after.actor, shared_spread(nets.actor)), after.critic)
+            return (after, stepper, count + 1, far), metrics
 
         def epoch(carry, key_epoch):
-            return jax.lax.scan(minibatch_step, carry, shuffled(key_epoch, batch, steps, envs, self.minibatches))
+            if self.minibatch_unit == "rollouts":
+                cut = shuffled_chunks(key_epoch, batch, num_steps, num_envs, self.minibatches, num_steps)
+            elif self.network == "gru":
+                cut = shuffled_chunks(key_epoch, batch, num_steps, num_envs, self.minibatches, length)
+            else:
+                cut = shuffled(key_epoch, batch, num_steps, num_envs, self.minibatches)
+            return jax.lax.scan(minibatch_step, carry, cut)
 
-        carry = (nets, state.stepper, done_before)
-        (nets, stepper, _), history = jax.lax.scan(epoch, carry, jax.random.split(key, self.epochs))
+        carry = (nets, state.stepper, done_before, None if self.target_kl is None else jnp.zeros((), bool))
+        (nets, stepper, *_), history = jax.lax.scan(epoch, carry, jax.random.split(key, self.epochs))
         metrics = {name: values.mean() for name, values in history.items()}
         metrics["policy/first_ratio_error"] = history["policy/ratio_error"][0, 0]
         del metrics["policy/ratio_error"]
         if self.final_std is not None:
             spread = self._planned_spread(state.head, (context.iteration + 1) / context.num_iterations)
-            nets = _with_spread(nets, spread)
+            nets = ActorCritic(with_spread(nets.actor, spread), nets.critic)
         return MAPPOState(nets, state.head, stepper, values), metrics
 
     @property
@@ -288,48 +326,52 @@ class MAPPO(Agent):
         end, share = jnp.log(self.final_std), jnp.clip(progress, 0, 1)
         return jax.tree.map(lambda start: (start + (end - start) * share).astype(start.dtype), head.spread())
 
+    def _entropy_at(self, count: Array, planned: Array) -> Float[Array, ""]:
+        """The bonus's coefficient at a gradient step of the run."""
+        final = 0.0 if self.entropy_final is None else self.entropy_final
+        return scheduled(self.entropy_schedule, self.entropy, final, count, planned)
+
     # -- inside an update -------------------------------------------------------------------------------------------
 
-    def _critic_inputs(self, env, params, observation, agent_mask, env_state) -> Float[Array, "*batch A S"]:
-        """What the critic sees; any leading batch axes."""
-        local = flat_observation(observation, agent_mask)
-        own_world = type(env).world_state is not Environment.world_state
-        if self.critic == "local" or (env.num_agents == 1 and not own_world):
-            return local
-        if own_world:
-            world = lambda s: env.world_state(s, params)  # noqa: E731
-            for _ in agent_mask.shape[:-1]:
-                world = jax.vmap(world)
-            shared = world(env_state)
-        else:  # every agent's observation, as it was seen, without what stands in dead slots
-            shared = local.reshape(*agent_mask.shape[:-1], -1)
-        shared = jnp.broadcast_to(shared[..., None, :], (*agent_mask.shape, shared.shape[-1]))
-        return shared if self.critic == "global" else jnp.concatenate([shared, local], axis=-1)
+    def _valued(self, x: Float[Array, "*batch A"], mask: Bool[Array, "*batch A"]) -> Float[Array, "*batch U"]:
+        """`x` of those that have a value of their own: U = A agents, or the one team, which has its members' mean."""
+        return team_mean(x, mask)[..., None] if self.value == "team_mean" else x
 
-    def _critic_inputs_at_reset(self, key, env, params):
-        observation, env_state = env.reset_env(key, params)
-        mask = env.agent_mask(env_state, params)
-        return self._critic_inputs(env, params, add_agent_axis(env, observation), mask, env_state)
+    def _counted(self, mask: Bool[Array, "*batch A"]) -> Bool[Array, "*batch U"]:
+        """Which of those with a value there are: a team as long as one of it lives."""
+        return mask.any(axis=-1, keepdims=True) if self.value == "team_mean" else mask
+
+    def _moves(self, successor: Int[Array, "*batch A"]) -> Int[Array, "*batch U"]:
+        """Where each of them is next: a team is always the team."""
+        return jnp.zeros_like(successor[..., :1]) if self.value == "team_mean" else successor
+
+    def _values(self, state: MAPPOState, inputs: Float[Array, "*batch A S"], mask: Bool[Array, "*batch A"]):
+        """Predicted values `[..., U]`, in units of the reward."""
+        mean, std = state.values.moments() if self.normalise_values else (0.0, 1.0)
+        return self._valued(jnp.where(mask, mean + std * state.nets.critic(inputs)[..., 0], 0), mask)
 
     def _batch(self, state: MAPPOState, rollout: Rollout, context: Context) -> Batch:
         """Advantages and targets, in units of the reward, from the whole rollout, flattened to transitions."""
-        env, params, nets = context.env, context.params, state.nets
-        mean, std = state.values.moments() if self.normalise_values else (0.0, 1.0)
+        env, params = context.env, context.params
         mask = rollout.view.agent_mask
         next_mask = jax.vmap(jax.vmap(lambda s: env.agent_mask(s, params)))(rollout.next_env_state)
-        inputs = self._critic_inputs(env, params, rollout.view.observation, mask, rollout.env_state)
-        next_inputs = self._critic_inputs(env, params, rollout.next_observation, next_mask, rollout.next_env_state)
-        value = jnp.where(mask, mean + std * nets.critic(inputs)[..., 0], 0)
-        next_value = jnp.where(next_mask, mean + std * nets.critic(next_inputs)[..., 0], 0)
-        discount = rollout.discount if self.gamma is None else jnp.broadcast_to(self.gamma, rollout.discount.shape)
-        reward = jnp.where(mask, rollout.reward, 0)
-        if self.expectation is not None:
-            came = discount * jax.vmap(follow)(next_value, rollout.successor)
-            reward = reward + jnp.where(mask, self._expected(state, rollout, context) - came, 0)
-        ends = (rollout.terminated, rollout.truncated)
-        advantage = generalised_advantage(
-            reward, value, next_value, discount, *ends, rollout.successor, self.gae_lambda
+        inputs = critic_inputs(self._sight, env, params, rollout.view.observation, mask, rollout.env_state)
+        next_inputs = critic_inputs(
+            self._sight, env, params, rollout.next_observation, next_mask, rollout.next_env_state
         )
+        value, next_value = self._values(state, inputs, mask), self._values(state, next_inputs, next_mask)
+        discount = rollout.discount if self.gamma is None else jnp.broadcast_to(self.gamma, rollout.discount.shape)
+        discount, counted = self._valued(discount, mask), self._counted(mask)
+        reward = jnp.where(mask, rollout.reward, 0)
+        if self.reward is not None:
+            reward = mixed_reward(reward, mask, jnp.asarray(self.reward))
+        reward, moves = self._valued(reward, mask), self._moves(rollout.successor)
+        if self.expectation is not None:
+            came = discount * jax.vmap(follow)(next_value, moves)
+            reward = reward + jnp.where(counted, self._expected(state, rollout, context) - came, 0)
+        ends = (rollout.terminated, rollout.truncated)
+        advantage = generalised_advantage(reward, value, next_value, discount, *ends, moves, self.gae_lambda)
+        normal = normalise(advantage, counted) if self.normalise_advantages == "batch" else advantage
         batch = Batch(
             inputs=flat_observation(rollout.view.observation, mask),
             critic_inputs=inputs,
@@ -337,61 +379,83 @@ class MAPPO(Agent):
             action_mask=rollout.view.action_mask,
             raw=rollout.extras.raw,
             log_prob=rollout.extras.log_prob,
-            advantage=normalise(advantage, mask),
+            advantage=jnp.where(mask, normal, 0),
             target=jnp.where(mask, value + advantage, 0),
+            value=None if self.value_clip is None else jnp.where(mask, value, 0),
+            memory=rollout.memory if self.network == "gru" else None,
+            source=self._sources(rollout, env, params) if self.network == "gru" else None,
         )
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
 
-    def _expected(self, state: MAPPOState, rollout: Rollout, context: Context) -> Float[Array, "T N A"]:
-        """Expected discounted value of the next state, to each agent where it is then."""
+    def _sources(self, rollout: Rollout, env: Environment, params: EnvParams) -> Int[Array, "T N A"]:
+        """Where the loop took each slot's memory from after each step; -1 where it began afresh."""
+        inherits = jax.vmap(jax.vmap(lambda s, n: env.inherits(s, n, params)))
+        found = inherits(rollout.env_state, rollout.next_env_state)
+        return jnp.where((rollout.terminated | rollout.truncated)[..., None], -1, found)
+
+    def _outputs(self, actor: Any, batch: Batch, length: int) -> Float[Array, "B A out"]:
+        """What the head is given in each transition; with a memory, by replaying chunks of `length`."""
+        if batch.memory is None or batch.source is None:
+            return actor(batch.inputs)
+        chunks = lambda x: jnp.moveaxis(x.reshape(-1, length, *x.shape[1:]), 1, 0)  # noqa: E731
+        found = replay(actor, chunks(batch.memory)[0], chunks(batch.inputs), chunks(batch.source))
+        return jnp.moveaxis(found, 0, 1).reshape(*batch.inputs.shape[:2], -1)
+
+    def _expected(self, state: MAPPOState, rollout: Rollout, context: Context) -> Float[Array, "T N U"]:
+        """Expected discounted value of the next state, to each agent where it is then, or to the team."""
         env, params = context.env, context.params
         assert isinstance(env, Economy)
-        mean, std = state.values.moments() if self.normalise_values else (0.0, 1.0)
         over = lambda f: jax.vmap(jax.vmap(f))  # noqa: E731
 
         def worth(before: EnvState, after: EnvState) -> Float[Array, "T N A"]:
-            mask = over(lambda s: env.agent_mask(s, params))(after)
+            now, mask = (over(lambda s: env.agent_mask(s, params))(s) for s in (before, after))
             observation = over(lambda s: add_agent_axis(env, env.observation(s, params)))(after)
-            inputs = self._critic_inputs(env, params, observation, mask, after)
-            value = jnp.where(mask, mean + std * state.nets.critic(inputs)[..., 0], 0)
-            slots = over(lambda s, n: env.successor(s, n, params))(before, after)
+            value = self._values(state, critic_inputs(self._sight, env, params, observation, mask, after), mask)
+            moves = self._moves(over(lambda s, n: env.successor(s, n, params))(before, after))
             discount = over(lambda s, n: jnp.broadcast_to(env.step_discount(s, n, params), (env.num_agents,)))
-            gamma = discount(before, after) if self.gamma is None else self.gamma
-            return gamma * jax.vmap(follow)(value, slots)
+            gamma = discount(before, after) if self.gamma is None else jnp.broadcast_to(self.gamma, now.shape)
+            return jnp.broadcast_to(self._valued(gamma, now) * jax.vmap(follow)(value, moves), now.shape)
 
         action = over(lambda a: drop_agent_axis(env, a))(rollout.action)
-        return expected_continuation(worth, env, params, rollout.env_state, action, self.rule, self.order)
+        found = expected_continuation(worth, env, params, rollout.env_state, action, self.rule, self.order)
+        return self._valued(found, rollout.view.agent_mask)
 
-    def _terms(self, nets: ActorCritic, head: Head, batch: Batch) -> Terms:
+    def _terms(self, nets: ActorCritic, head: Head, batch: Batch, bonus: Array | None = None, length: int = 1) -> Terms:
         """The clipped surrogate, the value error and the entropy bonus of one minibatch, over living agents."""
-        if self.final_std is not None:
-            nets = _with_spread(nets, jax.lax.stop_gradient(nets.actor.spread))
-        output = nets.actor(batch.inputs)
+        output = self._outputs(nets.actor, batch, length)
         log_prob = head.log_prob(batch.raw, output, nets.actor.spread, batch.action_mask)
         value = nets.critic(batch.critic_inputs)[..., 0]
         _same_shape(log_prob, batch.log_prob, batch.advantage, value, batch.target, batch.mask)
         change = jnp.where(batch.mask, log_prob - batch.log_prob, 0)
-        ratio = jnp.exp(change)
-        limited = jnp.clip(ratio, 1 - self.clip, 1 + self.clip)
-        surrogate = jnp.minimum(ratio * batch.advantage, limited * batch.advantage)
+        advantage, counted = batch.advantage, self._counted(batch.mask)
+        if self.normalise_advantages == "minibatch":
+            advantage = jnp.where(batch.mask, normalise(self._valued(advantage, batch.mask), counted), 0)
+        surrogate, moved = clipped_surrogate(change, advantage, batch.mask, self.clip, self.ratio)
         entropy = masked_mean(head.entropy(output, nets.actor.spread, batch.action_mask), batch.mask)
+        coefficient = self.entropy if bonus is None else bonus
         losses = {
-            "loss/policy": -masked_mean(surrogate, batch.mask),
-            "loss/value": self.value_coefficient * masked_mean((value - batch.target) ** 2, batch.mask),
-            "loss/entropy": -self.entropy * entropy,
+            "loss/policy": -surrogate,
+            "loss/value": self.value_coefficient * self._value_error(value, batch),
+            "loss/entropy": -coefficient * entropy,
         }
-        aux = {
-            "policy/entropy": entropy,
-            "policy/approx_kl": masked_mean(ratio - 1 - change, batch.mask),
-            "policy/clip_fraction": masked_mean((jnp.abs(ratio - 1) > self.clip).astype(ratio.dtype), batch.mask),
-            "policy/ratio_error": jnp.max(jnp.abs(ratio - 1)),
-        }
-        return Terms(losses, None, aux)
+        return Terms(losses, None, {"policy/entropy": entropy, **moved})
+
+    def _value_error(self, value: Float[Array, "B A"], batch: Batch) -> Float[Array, ""]:
+        """The mean error of what the critic predicts, of each agent or of the team."""
+        predicted, target = self._valued(value, batch.mask), self._valued(batch.target, batch.mask)
+        before = None if batch.value is None else self._valued(batch.value, batch.mask)
+        delta = HUBER_DELTA if self.huber_delta is None else self.huber_delta
+        delta = jnp.asarray(delta, value.dtype) if self.value_loss == "huber" else None
+        return value_error(predicted, target, self._counted(batch.mask), delta, before, self.value_clip)
 
 
-def _with_spread(nets: ActorCritic, spread: PyTree) -> ActorCritic:
-    """The networks with another log standard deviation."""
-    return eqx.tree_at(lambda n: n.actor.spread, nets, spread)
+def _in_units(batch: Batch, mean: Float[Array, ""], std: Float[Array, ""]) -> Batch:
+    """Targets and earlier values in units of the running moments."""
+
+    def scaled(x: Float[Array, "B A"] | None) -> Float[Array, "B A"] | None:
+        return None if x is None else jnp.where(batch.mask, (x - mean) / std, 0)
+
+    return batch._replace(target=scaled(batch.target), value=scaled(batch.value))
 
 
 def _part_of_the_way(before: PyTree, after: PyTree, share: Float[Array, ""]) -> PyTree:

@@ -40,3 +40,19 @@ def shuffled(key: Array, batch: PyTree, num_steps: int, num_envs: int, minibatch
     rows = turned_order(key_order, num_steps, num_envs).reshape(num_steps, num_envs)
     order = jax.random.permutation(key_rows, rows).reshape(minibatches, -1)
     return jax.tree.map(lambda x: x[order], batch)
+
+
+def shuffled_chunks(key: Array, batch: PyTree, num_steps: int, num_envs: int, minibatches: int, length: int) -> PyTree:
+    """The same in chunks of each environment's consecutive transitions, which stay together and in their order.
+
+    Args:
+        key: of the order.
+        batch: leaves `[T N, ...]`.
+        num_steps, num_envs: T and N.
+        minibatches: M, which divides the number of chunks.
+        length: of a chunk, which divides T.
+    """
+    chunk = jax.random.permutation(key, num_steps // length * num_envs).reshape(minibatches, -1, 1)
+    step = chunk // num_envs * length + jnp.arange(length)
+    order = (step * num_envs + chunk % num_envs).reshape(minibatches, -1)
+    return jax.tree.map(lambda x: x[order], batch)

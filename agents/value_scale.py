@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from .critics import last_layer
 from .estimators import masked_mean
-from .policies.networks import MLP
 
 Moments = tuple[Float[Array, ""], Float[Array, ""]]
 """A mean and a standard deviation."""
@@ -41,10 +41,15 @@ class ValueScale(NamedTuple):
         )
 
 
-def rescaled(critic: MLP, old: Moments, new: Moments) -> MLP:
+def rescaled(critic: Any, old: Moments, new: Moments) -> Any:
     """The critic whose outputs in the new moments are the values it had in the old ones."""
     (old_mean, old_std), (new_mean, new_std) = old, new
-    last = critic.layers[-1]
+    last = last_layer(critic)
     weight = last.weight * old_std / new_std
     bias = (last.bias * old_std + old_mean - new_mean) / new_std
-    return eqx.tree_at(lambda c: (c.layers[-1].weight, c.layers[-1].bias), critic, (weight, bias))
+
+    def places(c: Any) -> tuple[Array, Array]:
+        layer = last_layer(c)
+        return layer.weight, layer.bias
+
+    return eqx.tree_at(places, critic, (weight, bias))

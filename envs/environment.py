@@ -123,12 +123,14 @@ class Environment(gymnax_environment.Environment):
 
     With `num_agents == 1` nothing at the door has an agent axis. Above 1, observations, actions and rewards have
     shape `[A, ...]`. `terminated` means that the continuation value is zero; a time limit on an unending task is
-    truncation. `agent_role` is what one agent is called where agents have names.
+    truncation. `agent_role` is what one agent is called where agents have names. `exchangeable` says that slots are
+    reused by agents that come and go, so that a slot's number says nothing about who is in it.
     """
 
     num_agents: int = 1
     concept: str = "planner"
     agent_role: ClassVar[str] = "agent"
+    exchangeable: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -224,6 +226,13 @@ class Environment(gymnax_environment.Environment):
         slots = jnp.arange(self.num_agents, dtype=jnp.int32)
         held_by = successor[None, :] == slots[:, None]
         return jnp.where(held_by.any(axis=1), jnp.argmax(held_by, axis=1).astype(jnp.int32), -1)
+
+    def agent_roles(self, params: EnvParams) -> Int[np.ndarray, " A"] | None:
+        """Who is of one kind: agents with equal numbers; None where all are.
+
+        Fixed once the environment is made: it may not depend on values in `params`, which can be traced.
+        """
+        return None
 
     def check_params(self, params: EnvParams) -> None:
         """Raise `UserError` where parameters that are each in their domain do not go together."""

@@ -98,6 +98,7 @@ class Tissue(Environment):
     concept: str = dataclasses.field(init=False, default="cooperative")
 
     agent_role: ClassVar[str] = "cell"
+    exchangeable: ClassVar[bool] = True
     params_type: ClassVar[type[EnvParams]] = TissueParams
     ports: ClassVar[tuple[jax_morph.StateFieldSpec, ...]] = ()
     scores_events: ClassVar[bool] = False

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
@@ -60,6 +61,11 @@ class Wrapper(Environment):
     def agent_role(self) -> str:
         """As `inner`."""
         return self.inner.agent_role
+
+    @property
+    def exchangeable(self) -> bool:
+        """As `inner`."""
+        return self.inner.exchangeable
 
     @property
     def num_agents(self) -> int:
@@ -129,6 +135,9 @@ class Wrapper(Environment):
 
     def inherits(self, state: EnvState, next_state: EnvState, params: EnvParams) -> Int[Array, " A"]:
         return self.inner.inherits(self.core(state), self.core(next_state), self.at(state, params))
+
+    def agent_roles(self, params: EnvParams) -> Int[np.ndarray, " A"] | None:
+        return self.inner.agent_roles(self.usual(params))
 
     def check_params(self, params: EnvParams) -> None:
         self.inner.check_params(params)
@@ -254,6 +263,10 @@ class Pooled(Wrapper):
     def inherits(self, state: EnvState, next_state: EnvState, params: EnvParams) -> Int[Array, " 1"]:
         """Its own memory."""
         return jnp.zeros((1,), jnp.int32)
+
+    def agent_roles(self, params: EnvParams) -> None:
+        """One controller has no roles."""
+        return None
 
     def observe(self, key: Array, state: EnvState, action: PyTree | None, params: EnvParams) -> Float[Array, " S"]:
         """`inner`'s global view."""

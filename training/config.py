@@ -26,11 +26,18 @@ DECLARED = ("weights", "next_policy", "target_rate")
 """Hyperparameters that suit an economy's own conditions: derived ones do not take them over."""
 NODES = ("rule", "order")
 """Hyperparameters of quadrature: another expectation does not take them over."""
-
 SOURCES = ("box_stretch", "fresh_share", "steady_share", "steady_width")
 """Hyperparameters of where states come from: another source does not take them over."""
 
-AGENTS = {"mappo": "MAPPO", "reinforce": "REINFORCE", "deqn": "DEQN"}
+AGENTS = {
+    "mappo": "MAPPO",
+    "ppo": "PPO",
+    "ippo": "IPPO",
+    "team_episodes": "team_episodes",
+    "reinforce": "REINFORCE",
+    "deqn": "DEQN",
+}
+"""Learners by name: a class, or a function that makes one with settings of its own."""
 
 Whole = Annotated[int, BeforeValidator(whole)]
 Count = Annotated[Whole, Field(ge=1, lt=2**31)]
@@ -72,7 +79,8 @@ class AgentConfig(Section):
     """Which learner. Any further key is one of its hyperparameters, checked against its constructor.
 
     Attributes:
-        name: "mappo", "reinforce" or "deqn", or a classical solver ("closed_form", "log_linear", "chebyshev", ...).
+        name: "mappo" (with settings of its own as "ppo", "ippo" or "team_episodes"), "reinforce" or "deqn", or a
+            classical solver ("closed_form", "log_linear", "chebyshev", ...).
     """
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
@@ -210,6 +218,10 @@ def make_agent(name: str, env: Any, params: Any, **hyperparameters: Any) -> Any:
 
     if is_solver(name):
         return agents.classical_agent(name, env, params, **hyperparameters)
+    if name == "ppo":
+        from ..agents.ppo import check_single
+
+        check_single(env)
     return getattr(agents, AGENTS[name])(**hyperparameters).prepare(env, params)
 
 
@@ -226,6 +238,8 @@ def hyperparameters(name: str) -> dict[str, Any]:
 
         return options_of(name)
     learner = getattr(agents, AGENTS[name])
+    if not isinstance(learner, type):
+        learner = typing.get_type_hints(learner)["return"]
     hints = typing.get_type_hints(learner)
     return {field.name: hints[field.name] for field in dataclasses.fields(learner) if field.init}
 
@@ -281,7 +295,11 @@ def resolve(
     dropped += SOURCES if "states" in given else ()
     dropped += NODES if given.get("expectation", "quadrature") != "quadrature" else ()
     under["agent"] = {key: value for key, value in under.get("agent", {}).items() if key not in dropped}
-    return parse(merge(under, tree))
+    config = parse(merge(under, tree))
+    if config.agent.name == "team_episodes" and "num_steps" not in tree.get("rollout", {}):
+        limit = int(build_env(config.env)[1].max_steps_in_episode)
+        return parse(merge(merge(under, {"rollout": {"num_steps": limit}}), tree))
+    return config
 
 
 def _check_groups(tree: Mapping[str, Any], part: Mapping[str, Any]) -> None:

@@ -185,6 +185,9 @@ SOLVER_PRESET: Mapping[str, Any] = {
     "training": {"iterations": 1},
 }
 
+# Whole episodes; `resolve` adds as many steps as the time limit has.
+TEAM_EPISODES: Mapping[str, Any] = {"rollout": {"num_envs": 16, "fresh_episodes": True}}
+
 
 def preset(env_id: str, agent_name: str) -> Mapping[str, Any]:
     """The preset of a pair; empty where there is none.
@@ -195,4 +198,11 @@ def preset(env_id: str, agent_name: str) -> Mapping[str, Any]:
     """
     from ..agents.classical import SOLVERS
 
-    return PRESETS.get((env_id, agent_name), SOLVER_PRESET if agent_name in SOLVERS else {})
+    if agent_name in SOLVERS:
+        return PRESETS.get((env_id, agent_name), SOLVER_PRESET)
+    if agent_name == "team_episodes":
+        return TEAM_EPISODES
+    known = PRESETS.get((env_id, "mappo" if agent_name in ("ppo", "ippo") else agent_name), {})
+    if agent_name in ("ppo", "ippo") and "agent" in known:  # MAPPO's, with a critic of their own
+        known = {**known, "agent": {key: value for key, value in known["agent"].items() if key != "critic"}}
+    return known

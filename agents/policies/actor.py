@@ -17,6 +17,7 @@ from ...envs.history import window_of
 from ..agent import Policy, View
 from .heads import AuxiliaryHead, Head
 from .networks import Network, make_network
+from .sharing import PerRole, WithId
 
 if TYPE_CHECKING:
     from ..linear import LinearBase  # which builds on this module
@@ -63,14 +64,14 @@ class ActorPolicy(Policy):
     """An actor and its head, ready to act.
 
     Attributes:
-        actor: the trained network.
+        actor: the trained network, or what chooses one for each agent.
         head: how its outputs become actions.
         deterministic: never samples, whatever key it is given.
         auxiliary: what makes multipliers and prices of the outputs after the head's; None without them.
         linear: a linear rule that the network's outputs are added to; None without one.
     """
 
-    actor: Actor
+    actor: Actor | WithId | PerRole
     head: Head
     deterministic: bool = eqx.field(static=True, default=False)
     auxiliary: AuxiliaryHead | None = None

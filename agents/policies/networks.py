@@ -99,6 +99,30 @@ class ResidualMLP(eqx.Module):
         return last(h)
 
 
+Layers = tuple[Linear, ...]
+
+
+def gru_layers(keys: Sequence[Array], size_in: int, size: int) -> tuple[Layers, Layers]:
+    """A gated recurrent unit's layers of reset, update and candidate: from the input, and from the state.
+
+    Args:
+        keys: six, for orthogonal weights: gain sqrt 2 from the input, 1 from the state.
+        size_in, size: of the input and of the state.
+    """
+    from_input = tuple(Linear(k, size_in, size, math.sqrt(2.0)) for k in keys[:3])
+    return from_input, tuple(Linear(k, size, size, 1.0) for k in keys[3:])
+
+
+def gru_step(
+    from_input: Layers, from_state: Layers, h: Float[Array, "... H"], x: Float[Array, "... F"]
+) -> Float[Array, "... H"]:
+    """The state of a gated recurrent unit after one more input (Cho et al. 2014, arXiv:1406.1078)."""
+    r_in, z_in, n_in = (layer(x) for layer in from_input)
+    r_state, z_state, n_state = (layer(h) for layer in from_state)
+    r, z = jax.nn.sigmoid(r_in + r_state), jax.nn.sigmoid(z_in + z_state)
+    return (1 - z) * jnp.tanh(n_in + r * n_state) + z * h
+
+
 class GRU(eqx.Module):
     """A gated recurrent unit over a window of observations, and an MLP on the state that it ends in.
 
@@ -130,22 +154,16 @@ class GRU(eqx.Module):
         out_gain: float,
     ):
         *keys, key_dense = jax.random.split(key, 7)
-        size = widths[0]
         self.window = window
-        self.from_input = tuple(Linear(k, window[1] - 1, size, math.sqrt(2.0)) for k in keys[:3])
-        self.from_state = tuple(Linear(k, size, size, 1.0) for k in keys[3:])
-        self.dense = MLP(key_dense, size, size_out, widths[1:], activation, out_gain)
+        self.from_input, self.from_state = gru_layers(keys, window[1] - 1, widths[0])
+        self.dense = MLP(key_dense, widths[0], size_out, widths[1:], activation, out_gain)
 
     def __call__(self, x: Float[Array, "... in"]) -> Float[Array, "... out"]:
         rows, filled = _rows(x, self.window)
 
         def step(h: Float[Array, "... H"], inputs: tuple[Array, Array]):
             row, is_filled = inputs
-            r_row, z_row, n_row = (layer(row) for layer in self.from_input)
-            r_state, z_state, n_state = (layer(h) for layer in self.from_state)
-            r, z = jax.nn.sigmoid(r_row + r_state), jax.nn.sigmoid(z_row + z_state)
-            after = (1 - z) * jnp.tanh(n_row + r * n_state) + z * h
-            return jnp.where(is_filled[..., None], after, h), None
+            return jnp.where(is_filled[..., None], gru_step(self.from_input, self.from_state, h, row), h), None
 
         start = jnp.zeros((*x.shape[:-1], self.from_state[0].bias.shape[0]), rows.dtype)
         h, _ = jax.lax.scan(step, start, (jnp.moveaxis(rows, -2, 0), jnp.moveaxis(filled, -1, 0)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ...errors import UserError, unknown
 from .. import spaces
@@ -151,6 +152,11 @@ class JaxMARLEnvironment(ByConfiguration, Environment):
         limit = np.finfo(dtype).max
         low, high = (jnp.asarray(np.clip(bound, -limit, limit), dtype) for bound in (low, high))
         return spaces.Box(low, high, low.shape, dtype)
+
+    def agent_roles(self, params: EnvParams) -> Int[np.ndarray, " A"] | None:
+        """By the agents' names without their numbers: "speaker_0" and "listener_0" are of two kinds."""
+        kinds = [re.sub(r"[_-]?\d+$", "", agent) for agent in self._agents]
+        return np.unique(kinds, return_inverse=True)[1] if len(set(kinds)) > 1 else None
 
     # -- dynamics -----------------------------------------------------------------------------------------------------
 

@@ -170,6 +170,14 @@ def test_fewer_actions_are_masked():
 
 
 @pytest.mark.extended
+def test_roles_are_in_the_agents_names():
+    env, params = make("MPE_simple_speaker_listener_v4")
+    roles = dict(zip(env.inner.agents, env.agent_roles(params), strict=True))
+    assert roles["speaker_0"] != roles["listener_0"]
+    env, params = make("MPE_simple_spread_v3")
+    assert env.agent_roles(params) is None
+
+
 def test_what_hanabi_allows_is_the_mask():
     env, params = make("hanabi")
     state = jax.jit(env.reset_env)(jax.random.key(0), params)[1]
