@@ -38,9 +38,6 @@ NEWTON = {
     "rollout": {"num_envs": 128, "num_steps": 4},
 }
 
-# Shares that fall with wealth nearly solve StochasticAK's Euler equation along the path, but not far from it.
-WIDE = {"agent": {"learning_rate": 1e-3, "states": "box", "box_stretch": 1.5}}
-
 # name: environment, settings on top of the pair's preset, whether in float64
 ROWS: dict[str, tuple[str, dict[str, Any], bool]] = {
     "annual_log": ("Growth-v0", {"env": {"calibration": "annual_log"}, "agent": {"widths": [50, 50]}}, False),
@@ -49,8 +46,8 @@ ROWS: dict[str, tuple[str, dict[str, Any], bool]] = {
         {**NEWTON, "env": {"calibration": "annual_log"}, "training": {"iterations": 400}},
         True,
     ),
-    "ak": ("StochasticAK-v0", WIDE, False),
-    "ak stress": ("StochasticAK-v0", {**WIDE, "env": {"calibration": "stress"}}, False),
+    "ak": ("StochasticAK-v0", {}, False),
+    "ak stress": ("StochasticAK-v0", {"env": {"calibration": "stress"}}, False),
     "ak all in one": ("StochasticAK-v0", {"agent": {"expectation": "all_in_one"}}, False),
     "growth": ("Growth-v0", {}, False),
     "growth, lm": ("Growth-v0", {**NEWTON, "training": {"iterations": 200}}, True),

@@ -41,7 +41,6 @@ def main(out: str) -> None:
         "deqn",
         env={"inputs": {"beta": BETA, "gamma": GAMMA}},
         iterations=1500,
-        learning_rate=3e-3,
     )
     betas, gammas = np.linspace(*BETA, 9), np.linspace(*GAMMA, 5)
     beta, gamma = np.meshgrid(betas, gammas)

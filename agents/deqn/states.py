@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from ...envs.economy import Economy
 from ...envs.environment import Environment, EnvParams, EnvState
+from ...envs.wrappers import innermost, with_innermost
 from ...errors import UserError, unknown
 from ..agent import check_applies, check_range
 
@@ -112,7 +113,8 @@ def gather(
     size = jax.tree.leaves(visited)[0].shape[0]
     states = visited
     if agent.states == "box":
-        states = _box(visited, 1.0 if agent.box_stretch is None else agent.box_stretch, key_source)
+        stretch = 1.0 if agent.box_stretch is None else agent.box_stretch
+        states = with_innermost(visited, _box(innermost(visited), stretch, key_source))
     elif agent.states == "fresh":
         states = _fresh(env, params, key_source, size)
     counts = {name: round(share * size) for name, share in shares_of(agent).items()}
@@ -194,25 +196,31 @@ def _fresh(env: Environment, params: EnvParams, key: Array, count: int) -> EnvSt
 
 
 def _near_steady(agent: DEQN, env: Environment, params: EnvParams, key: Array, count: int) -> EnvState:
-    """States at a normal distance from the steady state: relative in each real number, absolute where that is 0."""
+    """States at a normal distance from the steady state: relative in each real number, absolute where that is 0.
+
+    What wrappers add to a state, a family's parameters say, stays as it is.
+    """
     assert isinstance(env, Economy)
     found = env.steady_state(params)
     assert found is not None
     width = 0.05 if agent.steady_width is None else agent.steady_width
     like = jax.eval_shape(env.reset_env, key, params)[1]
-    leaves, structure = jax.tree.flatten(found[0])
+    start = jax.tree.map(lambda x, to: jnp.broadcast_to(jnp.asarray(x, to.dtype), (count, *to.shape)), found[0], like)
+    leaves, structure = jax.tree.flatten(innermost(start))
     moved = []
-    for leaf, shape, k in zip(leaves, jax.tree.leaves(like), jax.random.split(key, len(leaves)), strict=True):
-        leaf = jnp.broadcast_to(jnp.asarray(leaf, shape.dtype), (count, *shape.shape))
+    for leaf, k in zip(leaves, jax.random.split(key, len(leaves)), strict=True):
         if jnp.issubdtype(leaf.dtype, jnp.floating):
             noise = width * jax.random.normal(k, leaf.shape, leaf.dtype)
             leaf = jnp.where(leaf == 0, noise, leaf * jnp.exp(noise))
         moved.append(leaf)
-    return jax.tree.unflatten(structure, moved)
+    return with_innermost(start, jax.tree.unflatten(structure, moved))
 
 
 def _box(visited: EnvState, stretch: PyTree, key: Array) -> EnvState:
-    """Uniform in the smallest box around the visited states, stretched around its middle; logs of positive numbers."""
+    """Uniform in the smallest box around the visited states, stretched around its middle; logs of positive numbers.
+
+    Of the world itself: what wrappers add, a family's parameters say, is no state to stretch.
+    """
 
     def spread(leaf: Array, key: Array) -> Array:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):

@@ -168,7 +168,7 @@ def visited(env, params, count):
 
 
 def gathered(agent, seen, ring, env, params, key):
-    size = len(seen.k)
+    size = len(seen.time)
     return sources.gather(agent, seen, ring, env, params, key, jnp.arange(size))
 
 
@@ -190,6 +190,17 @@ def test_sources_of_states():
     assert set(np.asarray(mixed.k[200:]).tolist()) <= set(np.asarray(seen.k).tolist())
     fresh = gathered(DEQN(states="fresh"), seen, None, env, params, key).states
     assert np.asarray(fresh.k).std() > 10 * np.asarray(seen.k).std()
+
+
+def test_a_familys_parameters_are_no_states_to_stretch():
+    env, params = equimorph.make("Growth-v0", inputs={"beta": (0.9, 0.99)})
+    seen, key = visited(env, params, 40), jax.random.key(1)
+    box = gathered(DEQN(states="box", box_stretch=1.5), seen, None, env, params, key).states
+    np.testing.assert_array_equal(box.drawn, seen.drawn)
+    assert not np.isin(box.inner.k, seen.inner.k).any()
+    near = gathered(DEQN(steady_share=1.0), seen, None, env, params, key).states
+    assert np.ptp(near.drawn) == 0
+    assert np.ptp(near.inner.k) > 0
 
 
 def test_a_ring_gives_by_priority_and_forgets_the_oldest():
