@@ -46,7 +46,7 @@ from .baselines import (
 from .estimators import masked_mean, since_start
 from .pieces import Parts, by_pieces, put_together
 from .policies.actor import Actor, ActorPolicy, flat_observation, observation_size
-from .policies.heads import Head, make_head
+from .policies.heads import Head, check_distribution, make_head
 from .policies.networks import check_network
 from .returns import RETURNS, UNFINISHED, Signal, signal_of
 from .scores import SCORES, Batch, Record, Sampled, check_score, log_prob, record_of, surrogate
@@ -115,6 +115,8 @@ class REINFORCE(Agent):
         widths, activation: of the networks.
         initial_std: of a Box action before the squash, at the start; 0.5 unless set. With score="events" the policy is
             deterministic unless it is set.
+        distribution: of Box actions, "gaussian" (before the squash) or "beta"; gaussian unless set. Only where the
+            policy samples, and "beta" with score="actions" alone.
         stepper: as in MAPPO; Adam without a limit by default, which would bias the gradient.
     """
 
@@ -141,6 +143,7 @@ class REINFORCE(Agent):
     widths: tuple[int, ...] = eqx.field(default=(64, 64), static=True, converter=tuple)
     activation: str = eqx.field(default="tanh", static=True)
     initial_std: float | None = eqx.field(default=None, static=True)
+    distribution: str | None = eqx.field(default=None, static=True)
     stepper: Stepper = eqx.field(default="adam", converter=make_stepper)
     # the longest episode, which `prepare` looks up where the baseline keeps a mean for each of its steps
     horizon: int | None = eqx.field(default=None, init=False, static=True)
@@ -186,6 +189,10 @@ class REINFORCE(Agent):
         check_applies("unfinished", unfinished, not replays, whole)
         fixed = "with score='trajectory', whose policy is deterministic"
         check_applies("initial_std", self.initial_std, not replays, fixed)
+        check_distribution(self.distribution)
+        check_applies(
+            "distribution", self.distribution, self.samples, f"with score={self.score!r}, whose policy is deterministic"
+        )
         if self.importance is not None and self.importance not in IMPORTANCE:
             raise unknown("importance", str(self.importance), IMPORTANCE)
         if self.epochs > 1 and self.importance is None:
@@ -212,7 +219,7 @@ class REINFORCE(Agent):
 
     def check(self, env: Environment, params: EnvParams, num_steps: int, num_envs: int) -> None:
         check_followed(self, env)
-        head = make_head(env, params, self.initial_std)
+        head = make_head(env, params, self.initial_std, distribution=self.distribution)
         check_score(self.score, env, params, head, self.samples, num_steps)
         if not self.samples and bool(self.entropy != 0):
             raise UserError(
@@ -244,7 +251,7 @@ class REINFORCE(Agent):
         return prepared
 
     def init(self, key: Array, env: Environment, params: EnvParams) -> REINFORCEState:
-        head, value = make_head(env, params, self.initial_std), None
+        head, value = make_head(env, params, self.initial_std, distribution=self.distribution), None
         size = observation_size(env, params)
         if self.baseline == "value":
             key, key_value = jax.random.split(key)

@@ -193,18 +193,17 @@ def test_the_bandit_keeps_the_contract():
 
 
 @pytest.mark.parametrize(
-    ("agent", "distribution", "num_envs", "iterations"),
+    ("agent", "num_envs", "iterations"),
     [
-        (MAPPO(widths=(16,), learning_rate=1e-2, minibatches=1), "beta", 32, 120),
-        (REINFORCE(widths=(16,), learning_rate=3e-2, schedule="linear"), "gaussian", 64, 200),
+        (MAPPO(widths=(16,), learning_rate=1e-2, minibatches=1, distribution="beta"), 32, 120),
+        (REINFORCE(widths=(16,), learning_rate=3e-2, schedule="linear"), 64, 200),
     ],
     ids=["mappo", "reinforce"],
 )
-def test_learners_find_the_best_of_every_part(agent, distribution, num_envs, iterations):
+def test_learners_find_the_best_of_every_part(agent, num_envs, iterations):
     env = Bandit()
     params = env.default_params
     state = create_train_state(env, params, agent, num_envs=num_envs, num_iterations=iterations)
-    state = state._replace(agent=state.agent._replace(head=make_head(env, params, distribution=distribution)))
     step = make_train_step(env, params, agent, num_envs=num_envs, num_steps=4, iterations=iterations)
 
     def earned(state):
@@ -215,7 +214,7 @@ def test_learners_find_the_best_of_every_part(agent, distribution, num_envs, ite
     trained, metrics = step(state)
     assert (untrained < BEST - 1).all(), (untrained, BEST)
     np.testing.assert_allclose(earned(trained.agent), BEST, atol=0.03)
-    if distribution == "beta":  # the density in the update is the one that was stored
+    if agent.distribution == "beta":  # the density in the update is the one that was stored
         assert float(metrics["policy/first_ratio_error"].max()) < 3e-5
 
 
