@@ -422,6 +422,9 @@ class MAPPO(Agent):
 
     def _terms(self, nets: ActorCritic, head: Head, batch: Batch, bonus: Array | None = None, length: int = 1) -> Terms:
         """The clipped surrogate, the value error and the entropy bonus of one minibatch, over living agents."""
+        if self.final_std is not None:
+            still = with_spread(nets.actor, jax.lax.stop_gradient(shared_spread(nets.actor)))
+            nets = ActorCritic(still, nets.critic)
         output = self._outputs(nets.actor, batch, length)
         log_prob = head.log_prob(batch.raw, output, nets.actor.spread, batch.action_mask)
         value = nets.critic(batch.critic_inputs)[..., 0]

@@ -28,7 +28,11 @@ def parser() -> argparse.ArgumentParser:
 
     train = commands.add_parser("train", help="train a learner, score it, and keep the run")
     train.add_argument("env", nargs="?", metavar="ENV", help="an environment's id, or module:id; may stand in the file")
-    train.add_argument("--agent", metavar="NAME", help="mappo, reinforce or deqn; or a solver: chebyshev, ...")
+    train.add_argument(
+        "--agent",
+        metavar="NAME",
+        help="mappo (ppo, ippo, team_episodes), reinforce or deqn; or a solver: chebyshev, ...",
+    )
     train.add_argument("--iterations", type=int, metavar="N", help="collect and update, N times")
     train.add_argument("--seed", type=int, metavar="S", help="the first seed")
     train.add_argument("--num-seeds", type=int, metavar="K", help="seeds trained side by side")

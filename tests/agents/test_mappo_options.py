@@ -137,6 +137,17 @@ def test_noise_falls_as_planned():
     np.testing.assert_allclose(np.exp(after.nets.actor.spread), 0.02, rtol=1e-5)
 
 
+def test_noise_that_is_planned_takes_no_part_in_the_gradient():
+    numbers = {"epochs": 1, "minibatches": 1, "learning_rate": 1.0, "initial_std": 0.5, "final_std": 0.02}
+    agent = MAPPO(**numbers, widths=(4,), normalise_values=False, stepper={"optimizer": "sgd", "max_norm": 0.01})
+    state, rollout = gather(Scripted(), busy_script(), agent, 12, 4)
+    after, _ = update(Scripted(), busy_script(), agent, state.agent, rollout, iteration=0, num_iterations=4)
+    trained = lambda nets: (nets.actor.network, nets.critic)  # noqa: E731
+    moved = jax.tree.map(lambda a, b: np.asarray(a - b), trained(after.nets), trained(state.agent.nets))
+    # The limit on the gradient's norm is all used up by what is learned.
+    assert np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(moved))) == pytest.approx(0.01, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -331,7 +331,7 @@ def test_a_tiny_target_kl_stops_the_policy_after_the_first_epoch():
 def test_minibatches_of_whole_rollouts():
     steps, envs = 3, 6
     batch = {"step": np.repeat(np.arange(steps), envs), "env": np.tile(np.arange(envs), steps)}
-    cut = shuffled_chunks(jax.random.key(0), batch, (steps, envs), 3, steps)
+    cut = shuffled_chunks(jax.random.key(0), batch, steps, envs, 3, steps)
     groups = [set(row.tolist()) for row in cut["env"]]
     assert [len(group) for group in groups] == [2, 2, 2]
     assert set.union(*groups) == set(range(envs))
@@ -339,8 +339,7 @@ def test_minibatches_of_whole_rollouts():
         pairs = set(zip(cut["step"][row].tolist(), cut["env"][row].tolist(), strict=True))
         assert pairs == {(t, n) for t in range(steps) for n in groups[row]}
     orders = {
-        tuple(shuffled_chunks(jax.random.key(k), batch, (steps, envs), 3, steps)["env"][:, 0].tolist())
-        for k in (1, 2, 3)
+        tuple(shuffled_chunks(jax.random.key(k), batch, steps, envs, 3, steps)["env"][:, 0].tolist()) for k in (1, 2, 3)
     }
     assert len(orders) > 1
     with pytest.raises(UserError, match=r"num_envs = 6 rollouts .* 4 minibatches; minibatches can be 1, 2, 3, 6"):
