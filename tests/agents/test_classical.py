@@ -103,6 +103,7 @@ def test_roots_of_the_growth_model():
     assert np.abs(np.linalg.eigvals(rule.transition)).max() == pytest.approx(min(roots), rel=1e-8)
 
 
+@pytest.mark.slow
 @x64
 def test_the_tolerance_of_the_linear_rule_covers_what_it_leaves_out():
     env, params = equimorph.make("Growth-v0")
@@ -264,6 +265,7 @@ class _Cash(Growth):
         return jnp.stack([jnp.log(1 + 1e-3 * state.k**3), jnp.log(state.z)])
 
 
+@pytest.mark.slow
 @x64
 @pytest.mark.extended
 def test_newtons_steps_find_what_the_chord_does_not():
@@ -342,6 +344,7 @@ def test_an_agent_does_what_the_solution_says(id, agent, options):
         assert float(jnp.max(jax.vmap(gap)(some_states(env, params)))) < 1e-6
 
 
+@pytest.mark.slow
 @x64
 def test_households_are_found_behind_what_they_see():
     """Each one's cash and own state, and the aggregates."""

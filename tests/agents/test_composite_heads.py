@@ -192,6 +192,7 @@ def test_the_bandit_keeps_the_contract():
     assert (middle["push"][0].tolist(), int(middle["move"]), middle["pair"].tolist()) == ([1.0, 1.0], 0, [0, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("agent", "num_envs", "iterations"),
     [

@@ -56,6 +56,7 @@ def squared_advantage(expectation, **options):
     return 2 * float(metrics["loss/value"]), noise**2
 
 
+@pytest.mark.slow
 def test_an_exact_critic_leaves_nothing_of_the_shocks_noise():
     # With the exact value the advantage is beta D sigma eps, all of it noise; its expectation is 0 in every state.
     found, noise = squared_advantage(None)

@@ -64,6 +64,7 @@ def test_steady_state(known):
     assert {name: abs(float(g)) < 1e-12 for name, g in found.items()} == {"euler": True, "intratemporal": True}
 
 
+@pytest.mark.slow
 def test_collocation_finds_the_published_solution(known):
     env, params = make()
     answer = solve(env, params)

@@ -3,6 +3,7 @@
 import copy
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnax.wrappers import LegacyStepAPIWrapper
@@ -17,7 +18,8 @@ rejax = pytest.importorskip("rejax")
 
 @pytest.mark.parametrize("env_id", ["BrockMirman-v0", "CellCountPooled-v0", "FishWar-v0", "Cournot-v0"])
 def test_steps_are_those_of_gymnaxs_own_wrapper(env_id):
-    env, params = equimorph.make(env_id, max_steps_in_episode=2)
+    env, params = equimorph.make(env_id)
+    params = params.replace(max_steps_in_episode=jnp.int32(2))
     ours, theirs = LegacyStepAPI(env), LegacyStepAPIWrapper(env)
     key = jax.random.key(3)
     observation, state = ours.reset(key, params)
