@@ -23,11 +23,6 @@ LONGER = ("Growth-v0", "RBCLabor-v0", "IRBC-v0", "Aiyagari-v0", "KrusellSmith-v0
 STEPS, PATHS = 300, 256
 
 
-def some(ids, kinds):
-    """All ids; those that are of no other kind than one of `kinds` only where there is time."""
-    return [pytest.param(each, marks=[] if each in kinds else pytest.mark.extended) for each in ids]
-
-
 def trained(env_id, agent, **settings):
     return equimorph.train(env_id, agent, env=SMALL.get(env_id, {}), progress=False, **settings)
 
@@ -81,13 +76,11 @@ def exploitabilities(run):
     return None if found[0] is None else [float(each.max()) for each in found]
 
 
-# Multipliers, households at a borrowing limit, generations, a game in time, one that is played once.
-CONDITIONS = ("Irreversible-v0", "OLG-v0", "FishWar-v0", "Auction-v0")
-
-
-@pytest.mark.parametrize("env_id", some(ECONOMIES, CONDITIONS))
+@pytest.mark.parametrize("env_id", ECONOMIES)
 def test_deqn_reduces_the_residuals(env_id):
-    run = trained(env_id, "deqn", iterations=80, rollout={"num_envs": 64, "num_steps": 8}, learning_rate=2e-3)
+    # Growth's preset goes back to where it is worst, so that the states it reports of get harder as it learns.
+    iterations = 240 if env_id == "Growth-v0" else 80
+    run = trained(env_id, "deqn", iterations=iterations, rollout={"num_envs": 64, "num_steps": 8}, learning_rate=2e-3)
     residual = np.asarray(run.history["policy/residual"])
     assert residual[-5:].mean() < 0.7 * residual[0]
 
@@ -101,16 +94,11 @@ def earns_more(run):
     return gain.mean() > 3 * gain.std() / np.sqrt(PATHS)
 
 
-# A borrowing limit, wealth that has no steady state, a game in time, two that are played once.
-REWARDS = ("BufferStock-v0", "StochasticAK-v0", "FishWar-v0", "Auction-v0", "LinearTax-v0")
-
-
-@pytest.mark.parametrize("env_id", some([name for name in ECONOMIES if name not in LONGER], REWARDS))
+@pytest.mark.parametrize("env_id", [name for name in ECONOMIES if name not in LONGER])
 def test_mappo_earns_more(env_id):
     assert earns_more(trained(env_id, "mappo", iterations=40, rollout={"num_envs": 64, "num_steps": 32}))
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize("env_id", LONGER)
 def test_mappo_earns_more_with_its_preset(env_id):
     assert earns_more(trained(env_id, "mappo"))
