@@ -103,12 +103,6 @@ def per_agent(x: Float[Array, "T N K"], num_agents: int) -> Float[Array, "T N A"
     return jnp.broadcast_to(x, (*x.shape[:-1], num_agents))
 
 
-def mean_of_living(values: Float[Array, "T N A"], mask: Bool[Array, "T N A"]) -> Float[Array, "T N 1"]:
-    """What an environment's agents expect together."""
-    total = jnp.where(mask, values, 0).sum(axis=-1, keepdims=True)
-    return total / jnp.maximum(mask.sum(axis=-1, keepdims=True), 1)
-
-
 def untrained_value(key: Array, size_in: int, widths: tuple[int, ...], activation: str) -> Value:
     """An untrained value of flat observations of length `size_in`; its stepper's state is still to come."""
     zero = jnp.zeros((), jnp.result_type(float))

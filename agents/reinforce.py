@@ -39,7 +39,6 @@ from .baselines import (
     Value,
     fitted,
     leave_one_out,
-    mean_of_living,
     per_agent,
     untrained_value,
 )
@@ -51,6 +50,7 @@ from .policies.networks import check_network
 from .returns import RETURNS, UNFINISHED, Signal, signal_of
 from .scores import SCORES, Batch, Record, Sampled, check_score, log_prob, record_of, surrogate
 from .steppers import Stepper, Terms, check_policy_gradient, check_schedule, make_stepper, scheduled
+from .teams import team_mean
 
 IMPORTANCE = ("clip",)
 
@@ -381,7 +381,7 @@ class REINFORCE(Agent):
         if self.baseline == "value":
             value = by_pieces(state.value, record.inputs, self.micro_batches)
             if signal.returns.shape != value.shape:
-                value = mean_of_living(value, record.agent_mask)
+                value = team_mean(value, record.agent_mask)[..., None]
             done = rollout.terminated | rollout.truncated
             return since_start(value, done, signal.successor) if self.returns == "total" else value
         mean = RunningMean(state.baseline, state.batches).debiased(self._decay)

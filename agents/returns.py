@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from .agent import Rollout
-from .baselines import mean_of_living
 from .estimators import before_end, end_is_seen, returns_to_go, since_start, steps_to_end, with_continuation
+from .teams import team_mean
 
 RETURNS = ("to_go", "total")
 UNFINISHED = ("keep", "drop", "bootstrap")
@@ -60,7 +60,7 @@ def signal_of(
     reward = jnp.where(living, rollout.reward, 0)
     discount = rollout.discount if gamma is None else jnp.broadcast_to(gamma, rollout.discount.shape)
     if shared:
-        reward, discount = mean_of_living(reward, living), discount[..., :1]
+        reward, discount = team_mean(reward, living)[..., None], discount[..., :1]
         living, successor = jnp.ones_like(reward, bool), jnp.zeros_like(successor[..., :1])
     counted = living
     if shared:
