@@ -34,10 +34,19 @@ class Linear(eqx.Module):
 
     def __init__(self, key: Array, size_in: int, size_out: int, gain: float):
         dtype = jnp.result_type(float)
-        self.weight = jax.nn.initializers.orthogonal(gain)(key, (size_out, size_in), dtype)
+        # One after another under vmap: XLA's batched factorisations wait for each other's threads, at times for ever.
+        draw = jax.custom_batching.sequential_vmap(
+            lambda key: jax.nn.initializers.orthogonal(gain)(key, (size_out, size_in), dtype)
+        )
+        self.weight = draw(key)
         self.bias = jnp.zeros((size_out,), dtype)
 
     def __call__(self, x: Float[Array, "... in"]) -> Float[Array, "... out"]:
+        if x.shape[-1:] != self.weight.shape[-1:]:
+            raise UserError(
+                f"a network of {self.weight.shape[-1]} inputs was given {x.shape[-1] if x.ndim else 'a lone number'}: "
+                "observations and agent_mask must have the shapes of the environment that it was made for"
+            )
         return x @ self.weight.T + self.bias
 
 
@@ -331,6 +340,10 @@ def check_network(
     widths = tuple(widths)
     if any(isinstance(width, bool) or not isinstance(width, int) or width < 1 for width in widths):
         raise UserError(f"hidden widths must be whole numbers of at least 1, got {widths}")
+    if not widths and kind == "mlp" and activation != "tanh":
+        raise UserError(
+            f"activation={activation!r} is that of hidden layers, and widths=() has none; leave activation out"
+        )
     if kind == "mlp":
         return
     if not widths:

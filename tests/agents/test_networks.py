@@ -1,6 +1,7 @@
 """How networks start, and what they read of a window."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +37,21 @@ def test_orthogonal_initialisation():
     np.testing.assert_allclose(gains(critic), [[root, root], [root, root], [1, 1]], rtol=1e-5)
     assert all((layer.bias == 0).all() for layer in critic.layers)
     assert not np.allclose(actor.network.layers[0].weight[:, 0], actor.network.layers[0].weight[:, 1])
+
+
+def test_seeds_side_by_side_draw_what_each_draws_alone_one_factorisation_at_a_time():
+    """XLA's batched QR on a CPU of two threads may wait for ever."""
+    keys = jax.random.split(jax.random.key(0), 6).reshape(3, 2)
+
+    def make(key):
+        return MLP(key, 3, 2, (5,), "tanh", 0.1)
+
+    together = jax.vmap(jax.vmap(make))
+    for path, weights in jax.tree.leaves_with_path(together(keys)):
+        alone = dict(jax.tree.leaves_with_path(make(keys[2, 1])))[path]
+        np.testing.assert_array_equal(weights[2, 1], alone)
+    text = jax.jit(together).lower(keys).as_text()
+    assert set(re.findall(r'geqrf.*num_batch_dims = "(\d)"', text)) == {"0"}
 
 
 def test_a_network_is_layers_and_nonlinearities():
@@ -168,3 +184,9 @@ def test_mistakes_are_named():
         with pytest.raises(UserError, match=message):
             check_network(widths, activation, kind, shape)
     check_network((8, 8), "relu", "gru", WINDOW)
+
+
+def test_inputs_of_another_length_are_refused():
+    network = make_network("mlp", jax.random.key(0), (3,), 2, (4,), "tanh", 1.0)
+    with pytest.raises(UserError, match="a network of 3 inputs was given 2"):
+        network(jnp.zeros((5, 2)))
