@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..envs.economy import Decision
@@ -170,7 +171,8 @@ def check_pair(agent: Agent, env: Environment, params: EnvParams, num_steps: int
 
 
 _ADVICE = {
-    "conditions": "train it with 'mappo' or 'reinforce', which need rewards only",
+    "conditions": "use conditions='derived' where actions are continuous and it is differentiable, or train it with "
+    "'mappo' or 'reinforce', which need rewards only",
     "differentiable": "train it with 'mappo' or 'reinforce', which need no derivatives",
     "events": "use score='actions', or an environment in hazard mode (mode='hazard')",
 }
@@ -200,11 +202,6 @@ def scalar(value: Any) -> Float[Array, ""]:
         raise UserError(f"expected a number, got {value!r}") from None
 
 
-def optional_scalar(value: Any) -> Float[Array, ""] | None:
-    """`scalar`, with None left as it is."""
-    return None if value is None else scalar(value)
-
-
 def check_applies(name: str, value: Any, applies: bool, why: str) -> None:
     """Raise `UserError` for an option that was set (is not None) where it would be ignored.
 
@@ -222,8 +219,8 @@ def check_range(name: str, value: Any, low: float, high: float = float("inf")) -
     """Raise `UserError` unless `low <= value <= high` everywhere; traced values and None pass."""
     if value is None or isinstance(value, jax.core.Tracer):
         return
-    array = jnp.asarray(value)
-    if array.dtype == object or not bool(jnp.all((array >= low) & (array <= high))):
+    array = np.asarray(value)
+    if array.dtype == object or not bool(np.all((array >= low) & (array <= high))):
         raise UserError(f"{name} = {_shown(value)} must lie in [{low:g}, {high:g}]")
 
 

@@ -22,19 +22,28 @@ from .agent import (
     View,
     check_applies,
     check_followed,
-    optional_scalar,
     reward_learner_concept,
-    scalar,
 )
 from .continuation import check_expectation, expected_continuation
 from .critics import ActorCritic, Sight, critic_inputs, make_networks
 from .estimators import follow, generalised_advantage, masked_mean, normalise
-from .mappo_options import check_division, check_options, check_population, reward_share
+from .mappo_options import (
+    check_division,
+    check_options,
+    check_population,
+    entropy_at,
+    learning_rates,
+    part_of_the_way,
+    planned_spread,
+    reward_share,
+)
 from .minibatches import shuffled, shuffled_chunks
+from .options import check_single_numbers, number, sequence
 from .policies.actor import ActorPolicy, flat_observation
 from .policies.heads import Head, make_head
 from .policies.recurrent import RecurrentPolicy, replay
 from .policies.sharing import shared_spread, with_spread
+from .self_play import LEARNER, AveragePolicy, Past, beginning, joint_outputs, remembered, seated
 from .steppers import Stepper, Terms, make_stepper, scheduled
 from .surrogate import HUBER_DELTA, clipped_surrogate, value_error
 from .teams import mixed_reward, team_mean
@@ -44,35 +53,29 @@ NUM_LOSSES = 3
 
 
 class MAPPOState(NamedTuple):
-    """What learning changes, and the head it acts through."""
+    """What learning changes, and the head it acts through; `past` where rivals act by it."""
 
     nets: ActorCritic
     head: Head
     stepper: PyTree
     values: ValueScale
-
-
-class Shares(NamedTuple):
-    """The larger of two learning rates, `of`, and what share of it the actor's and the critic's are."""
-
-    of: Float[Array, ""]
-    actor: Float[Array, ""]
-    critic: Float[Array, ""]
+    past: Past | None = None
 
 
 class Extras(NamedTuple):
-    """Stored while acting: the pre-squash sample and its log-probability, `[A, ...]` and `[A]`."""
+    """Stored while acting: the pre-squash sample, `[A, ...]`, its log-probability, and who learns; None: all do."""
 
     raw: PyTree
     log_prob: Float[Array, " A"]
+    learns: Bool[Array, " A"] | None = None
 
 
 class Batch(NamedTuple):
     """Transitions with all that a minibatch needs; leading axis B, then A.
 
-    What is the team's stands at every living agent. `value` is the critic's before the update, in the units of
-    `target`; `memory` is the actor's before each step, and `source` the slot that each one's is taken from after it
-    (-1: a fresh one). They are None where nothing reads them.
+    What is the team's stands at every living agent. `mask` has those that are learnt from. `value` is the critic's
+    before the update, in the units of `target`; `memory` is the actor's before each step, and `source` the slot that
+    each one's is taken from after it (-1: a fresh one). They are None where nothing reads them.
     """
 
     inputs: Float[Array, "B A in"]
@@ -134,6 +137,10 @@ class MAPPO(Agent):
             ("per_role"), or nobody ("per_agent").
         agent_id: the agent's number, one-hot, behind what its actor and its own part of the critic see. Not where slots
             are reused.
+        opponents: by what rivals act in a game: the "current" policy, or the "average" of all so far (fictitious
+            self-play). Then one agent an episode learns, so only its transitions are learnt from, and the average is
+            what is evaluated; see `self_play`.
+        snapshots: how many policies stand for the average; 32 unless set.
         critic: what values see: each agent's observation ("local"), the environment's `world_state` ("global"), or
             both. With one agent and no world state of its own, all three are its observation.
         critic_network: "mlp", or "set": all living agents' observations as a set, by the mean and the largest of their
@@ -151,14 +158,14 @@ class MAPPO(Agent):
             global-norm limit of 0.5 by default. None that needs residuals or searches along a line.
     """
 
-    learning_rate: Float[Array, ""] = eqx.field(default=3e-4, converter=scalar)
-    critic_learning_rate: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    learning_rate: Float[Array, ""] = eqx.field(default=3e-4, converter=number)
+    critic_learning_rate: Float[Array, ""] | None = eqx.field(default=None, converter=number)
     critic_warmup: int = eqx.field(default=0, static=True)
     schedule: str = eqx.field(default="constant", static=True)
-    final_rate: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    final_rate: Float[Array, ""] | None = eqx.field(default=None, converter=number)
     warmup: int = eqx.field(default=0, static=True)
-    gamma: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
-    gae_lambda: Float[Array, ""] = eqx.field(default=0.95, converter=scalar)
+    gamma: Float[Array, ""] | None = eqx.field(default=None, converter=number)
+    gae_lambda: Float[Array, ""] = eqx.field(default=0.95, converter=number)
     expectation: str | None = eqx.field(default=None, static=True)
     rule: str | None = eqx.field(default=None, static=True)
     order: int | None = eqx.field(default=None, static=True)
@@ -166,31 +173,33 @@ class MAPPO(Agent):
     value: str = eqx.field(default="per_agent", static=True)
     ratio: str = eqx.field(default="per_agent", static=True)
     normalise_advantages: str | None = eqx.field(default="batch", static=True)
-    clip: Float[Array, ""] = eqx.field(default=0.2, converter=scalar)
-    target_kl: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
-    entropy: Float[Array, ""] = eqx.field(default=0.0, converter=scalar)
+    clip: Float[Array, ""] = eqx.field(default=0.2, converter=number)
+    target_kl: Float[Array, ""] | None = eqx.field(default=None, converter=number)
+    entropy: Float[Array, ""] = eqx.field(default=0.0, converter=number)
     entropy_schedule: str = eqx.field(default="constant", static=True)
-    entropy_final: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
-    value_coefficient: Float[Array, ""] = eqx.field(default=0.5, converter=scalar)
+    entropy_final: Float[Array, ""] | None = eqx.field(default=None, converter=number)
+    value_coefficient: Float[Array, ""] = eqx.field(default=0.5, converter=number)
     value_loss: str = eqx.field(default="mse", static=True)
-    huber_delta: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
-    value_clip: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    huber_delta: Float[Array, ""] | None = eqx.field(default=None, converter=number)
+    value_clip: Float[Array, ""] | None = eqx.field(default=None, converter=number)
     normalise_values: bool = eqx.field(default=True, static=True)
-    value_decay: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    value_decay: Float[Array, ""] | None = eqx.field(default=None, converter=number)
     epochs: int = eqx.field(default=4, static=True)
     minibatches: int = eqx.field(default=4, static=True)
     minibatch_unit: str = eqx.field(default="transitions", static=True)
     sharing: str = eqx.field(default="shared", static=True)
     agent_id: bool = eqx.field(default=False, static=True)
+    opponents: str = eqx.field(default="current", static=True)
+    snapshots: int | None = eqx.field(default=None, static=True)
     critic: str = eqx.field(default="global+local", static=True)
     critic_network: str = eqx.field(default="mlp", static=True)
     network: str = eqx.field(default="mlp", static=True)
     chunk_length: int | None = eqx.field(default=None, static=True)
-    widths: tuple[int, ...] = eqx.field(default=(64, 64), static=True, converter=tuple)
+    widths: tuple[int, ...] = eqx.field(default=(64, 64), static=True, converter=sequence)
     activation: str = eqx.field(default="tanh", static=True)
     distribution: str | None = eqx.field(default=None, static=True)
     initial_std: float | None = eqx.field(default=None, static=True)
-    final_std: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    final_std: Float[Array, ""] | None = eqx.field(default=None, converter=number)
     stepper: Stepper = eqx.field(default="adam", converter=lambda value: make_stepper(value, max_norm=0.5))
 
     def __check_init__(self):
@@ -204,6 +213,7 @@ class MAPPO(Agent):
 
     def check(self, env: Environment, params: EnvParams, num_steps: int, num_envs: int) -> None:
         check_followed(self, env)
+        check_single_numbers(self)
         spread = jax.tree.leaves(self._head(env, params).spread())
         check_applies("final_std", self.final_std, bool(spread), f"to {env.name}, whose actions are discrete")
         if self.expectation is not None:
@@ -216,29 +226,42 @@ class MAPPO(Agent):
         recurrent = self.network == "gru"
         nets = make_networks(key, self._sight, env, params, head, self.widths, self.activation, recurrent=recurrent)
         zero = jnp.zeros((), jnp.result_type(float))
-        return MAPPOState(nets, head, self.stepper.init(nets, num_terms=NUM_LOSSES), ValueScale(zero, zero, zero))
+        past = beginning(nets.actor, self.snapshots) if self.opponents == "average" else None
+        stepper = self.stepper.init(nets, num_terms=NUM_LOSSES)
+        return MAPPOState(nets, head, stepper, ValueScale(zero, zero, zero), past)
 
     def restart(self, state: MAPPOState, env: Environment, params: EnvParams) -> MAPPOState:
         return state._replace(stepper=self.stepper.init(state.nets, num_terms=NUM_LOSSES))
 
     def initial_memory(self, state: MAPPOState, env: Environment, params: EnvParams) -> PyTree:
+        if state.past is not None:
+            return self.policy(state).initial_memory(env.num_agents)
         if self.network != "gru":
             return ()
         return jnp.zeros((env.num_agents, state.nets.actor.memory_size), jnp.result_type(float))
 
     def act(self, state: MAPPOState, memory: PyTree, view: View, key: Array, *, explore: bool = True):
+        if state.past is not None and not explore:
+            return *self.policy(state).act(view, memory), ()
         seen = flat_observation(view.observation, view.agent_mask)
-        if self.network == "gru":
+        spread, learns = state.nets.actor.spread, None
+        if state.past is not None:
+            key_seat, key = jax.random.split(key)
+            memory = seated(state.past, memory, view.agent_mask, key_seat)
+            learns = memory == LEARNER
+            output, spread = joint_outputs(state.nets.actor, state.past, memory, seen, apart=self.sharing != "shared")
+        elif self.network == "gru":
             memory, output = state.nets.actor.step(memory, seen)
         else:
             output = state.nets.actor(seen)
         if not explore:
             return memory, state.head.mode(output, view.action_mask), ()
-        spread = state.nets.actor.spread
         action, raw = state.head.sample(key, output, spread, view.action_mask)
-        return memory, action, Extras(raw, state.head.log_prob(raw, output, spread, view.action_mask))
+        return memory, action, Extras(raw, state.head.log_prob(raw, output, spread, view.action_mask), learns)
 
-    def policy(self, state: MAPPOState) -> ActorPolicy | RecurrentPolicy:
+    def policy(self, state: MAPPOState) -> ActorPolicy | RecurrentPolicy | AveragePolicy:
+        if state.past is not None:
+            return AveragePolicy(state.past, state.head, self.sharing != "shared")
         kind = RecurrentPolicy if self.network == "gru" else ActorPolicy
         return kind(state.nets.actor, state.head)
 
@@ -250,6 +273,7 @@ class MAPPO(Agent):
         return Sight(self.critic, self.critic_network, self.agent_id, self.sharing)
 
     def update(self, state: MAPPOState, rollout: Rollout, context: Context, key: Array):
+        key, key_past = (key, key) if state.past is None else jax.random.split(key)
         batch = self._batch(state, rollout, context)
         nets, values, (num_steps, num_envs) = state.nets, state.values, rollout.terminated.shape
         if self.normalise_values:
@@ -260,13 +284,13 @@ class MAPPO(Agent):
         final = 0.0 if self.final_rate is None else self.final_rate
         planned = context.num_iterations * self.epochs * self.minibatches
         done_before = context.iteration * self.epochs * self.minibatches
-        shares = self._shares(context.iteration)
+        shares = learning_rates(self, context.iteration)
         length = num_steps if self.chunk_length is None else self.chunk_length
 
         def minibatch_step(carry, minibatch):
             nets, stepper, count, far = carry
             rate = scheduled(self.schedule, shares.of, final, count, planned, self.warmup)
-            bonus = self._entropy_at(count, planned)
+            bonus = entropy_at(self, count, planned)
             after, stepper, terms = self.stepper.step(
                 lambda n: self._terms(n, state.head, minibatch, bonus, length), nets, stepper, rate
             )
@@ -280,10 +304,7 @@ class MAPPO(Agent):
             if self._apart:
                 metrics["policy/critic_learning_rate"] = rate * shares.critic
             if self._apart or self.target_kl is not None:
-                after = ActorCritic(
-                    _part_of_the_way(nets.actor, after.actor, moves),
-                    _part_of_the_way(nets.critic, after.critic, shares.critic),
-                )
+                after = part_of_the_way(nets, after, moves, shares.critic)
             if self.final_std is not None:
                 after = ActorCritic(with_spread(after.actor, shared_spread(nets.actor)), after.critic)
             return (after, stepper, count + 1, far), metrics
@@ -303,33 +324,15 @@ class MAPPO(Agent):
         metrics["policy/first_ratio_error"] = history["policy/ratio_error"][0, 0]
         del metrics["policy/ratio_error"]
         if self.final_std is not None:
-            spread = self._planned_spread(state.head, (context.iteration + 1) / context.num_iterations)
+            spread = planned_spread(self.final_std, state.head, (context.iteration + 1) / context.num_iterations)
             nets = ActorCritic(with_spread(nets.actor, spread), nets.critic)
-        return MAPPOState(nets, state.head, stepper, values), metrics
+        past = None if state.past is None else remembered(state.past, nets.actor, key_past)
+        return MAPPOState(nets, state.head, stepper, values, past), metrics
 
     @property
     def _apart(self) -> bool:
         """Whether actor and critic ever move at rates of their own."""
         return self.critic_learning_rate is not None or self.critic_warmup > 0
-
-    def _shares(self, iteration: Array) -> Shares:
-        slow = self.learning_rate
-        fast = slow if self.critic_learning_rate is None else self.critic_learning_rate
-        largest = jnp.maximum(slow, fast)
-        whole = jnp.where(largest > 0, largest, 1)
-        moves = (iteration >= self.critic_warmup).astype(largest.dtype)
-        return Shares(largest, moves * slow / whole, fast / whole)
-
-    def _planned_spread(self, head: Head, progress: Array) -> PyTree:
-        """The log standard deviation after a share of the run."""
-        assert self.final_std is not None
-        end, share = jnp.log(self.final_std), jnp.clip(progress, 0, 1)
-        return jax.tree.map(lambda start: (start + (end - start) * share).astype(start.dtype), head.spread())
-
-    def _entropy_at(self, count: Array, planned: Array) -> Float[Array, ""]:
-        """The bonus's coefficient at a gradient step of the run."""
-        final = 0.0 if self.entropy_final is None else self.entropy_final
-        return scheduled(self.entropy_schedule, self.entropy, final, count, planned)
 
     # -- inside an update -------------------------------------------------------------------------------------------
 
@@ -353,7 +356,8 @@ class MAPPO(Agent):
     def _batch(self, state: MAPPOState, rollout: Rollout, context: Context) -> Batch:
         """Advantages and targets, in units of the reward, from the whole rollout, flattened to transitions."""
         env, params = context.env, context.params
-        mask = rollout.view.agent_mask
+        mask, learns = rollout.view.agent_mask, rollout.extras.learns
+        learners = mask if learns is None else mask & learns
         next_mask = jax.vmap(jax.vmap(lambda s: env.agent_mask(s, params)))(rollout.next_env_state)
         inputs = critic_inputs(self._sight, env, params, rollout.view.observation, mask, rollout.env_state)
         next_inputs = critic_inputs(
@@ -371,17 +375,17 @@ class MAPPO(Agent):
             reward = reward + jnp.where(counted, self._expected(state, rollout, context) - came, 0)
         ends = (rollout.terminated, rollout.truncated)
         advantage = generalised_advantage(reward, value, next_value, discount, *ends, moves, self.gae_lambda)
-        normal = normalise(advantage, counted) if self.normalise_advantages == "batch" else advantage
+        normal = normalise(advantage, self._counted(learners)) if self.normalise_advantages == "batch" else advantage
         batch = Batch(
             inputs=flat_observation(rollout.view.observation, mask),
             critic_inputs=inputs,
-            mask=mask,
+            mask=learners,
             action_mask=rollout.view.action_mask,
             raw=rollout.extras.raw,
             log_prob=rollout.extras.log_prob,
-            advantage=jnp.where(mask, normal, 0),
-            target=jnp.where(mask, value + advantage, 0),
-            value=None if self.value_clip is None else jnp.where(mask, value, 0),
+            advantage=jnp.where(learners, normal, 0),
+            target=jnp.where(learners, value + advantage, 0),
+            value=None if self.value_clip is None else jnp.where(learners, value, 0),
             memory=rollout.memory if self.network == "gru" else None,
             source=self._sources(rollout, env, params) if self.network == "gru" else None,
         )
@@ -459,11 +463,6 @@ def _in_units(batch: Batch, mean: Float[Array, ""], std: Float[Array, ""]) -> Ba
         return None if x is None else jnp.where(batch.mask, (x - mean) / std, 0)
 
     return batch._replace(target=scaled(batch.target), value=scaled(batch.value))
-
-
-def _part_of_the_way(before: PyTree, after: PyTree, share: Float[Array, ""]) -> PyTree:
-    """Parameters moved by a share of a step."""
-    return jax.tree.map(lambda old, new: old + share * (new - old), before, after)
 
 
 def _same_shape(*arrays: Any) -> None:

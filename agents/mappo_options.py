@@ -1,23 +1,25 @@
-"""What of MAPPO's options goes together, and what of them an environment has a use for."""
+"""What of MAPPO's options goes together, what of them an environment has a use for, and where schedules stand."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from ..envs.economy import Economy
 from ..envs.environment import Environment, EnvParams
 from ..errors import UserError, unknown
-from .agent import LONGEST_MEMORY, check_applies, check_range, scalar
+from .agent import LONGEST_MEMORY, check_applies, check_range
 from .continuation import EXPECTATIONS
-from .critics import CRITIC_NETWORKS, CRITICS, SHARING, roles_of
-from .policies.heads import check_distribution
+from .critics import CRITIC_NETWORKS, CRITICS, SHARING, ActorCritic, roles_of
+from .options import check_types, number
+from .policies.heads import Head, check_distribution
 from .policies.networks import check_network
-from .steppers import SCHEDULES, check_policy_gradient, check_schedule
+from .self_play import OPPONENTS
+from .steppers import SCHEDULES, check_policy_gradient, check_schedule, scheduled
 from .surrogate import RATIOS, VALUE_LOSSES
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ ACTORS = ("mlp", "gru")
 LEAST_STD = 1e-6
 TEAM_CONCEPTS = ("planner", "cooperative")
 """Concepts of an economy in which all earn the team's mean."""
+GAMES = ("nash", "mpe")
+"""Concepts in which agents have opponents."""
 
 NUMBERS = {
     "learning_rate": (0, float("inf")),
@@ -54,6 +58,7 @@ NUMBERS = {
     "epochs": (1, float("inf")),
     "minibatches": (1, float("inf")),
     "chunk_length": (1, float("inf")),
+    "snapshots": (2, float("inf")),
 }
 """The range of each number."""
 
@@ -64,7 +69,7 @@ def reward_share(value: Any) -> Float[Array, ""] | None:
         if value not in REWARDS:
             raise unknown("reward", value, REWARDS)
         value = REWARDS[value]
-    return None if value is None else scalar(value)
+    return number(value)
 
 
 def _share(agent: MAPPO) -> Float[np.ndarray, "..."] | None:
@@ -75,6 +80,7 @@ def _share(agent: MAPPO) -> Float[np.ndarray, "..."] | None:
 
 def check_options(agent: MAPPO) -> None:
     """Raise `UserError` for a number out of range, an unknown name, or an option that another leaves unread."""
+    check_types(agent)
     for name, (low, high) in NUMBERS.items():
         check_range(name, getattr(agent, name), low, high)
     names: dict[str, Any] = {
@@ -86,6 +92,7 @@ def check_options(agent: MAPPO) -> None:
         "sharing": SHARING,
         "network": ACTORS,
         "minibatch_unit": UNITS,
+        "opponents": OPPONENTS,
     }
     optional = {"expectation": EXPECTATIONS, "normalise_advantages": NORMALISED}
     for name, known in {**names, **optional}.items():
@@ -100,6 +107,7 @@ def check_options(agent: MAPPO) -> None:
         raise UserError("network='gru' needs at least one width, got (); network='mlp' goes without")
     _check_entropy(agent)
     _check_pairs(agent)
+    _check_opponents(agent)
 
 
 def _check_entropy(agent: MAPPO) -> None:
@@ -121,6 +129,7 @@ def _check_pairs(agent: MAPPO) -> None:
         ("rule", agent.expectation is not None, "without expectation='quadrature'; leave it out"),
         ("order", agent.expectation is not None, "without expectation='quadrature'; leave it out"),
         ("chunk_length", agent.network == "gru", "with network='mlp', which has no memory; use network='gru'"),
+        ("snapshots", agent.opponents == "average", "with opponents='current'; use opponents='average'"),
         ("huber_delta", agent.value_loss == "huber", "with value_loss='mse'; use value_loss='huber'"),
     ):
         check_applies(name, getattr(agent, name), applies, why)
@@ -145,6 +154,21 @@ def _check_pairs(agent: MAPPO) -> None:
         )
 
 
+def _check_opponents(agent: MAPPO) -> None:
+    """What the average of past policies does not go with: a team, which has no opponents, and a memory."""
+    share = _share(agent)
+    for option, is_set, why in (
+        ("value='team_mean'", agent.value == "team_mean", "whose team has no opponents"),
+        ("ratio='joint'", agent.ratio == "joint", "whose team has no opponents"),
+        ("reward='team'", share is not None and bool(np.any(share == 1)), "whose team has no opponents"),
+        ("network='gru'", agent.network == "gru", "whose memory is the current policy's"),
+    ):
+        if agent.opponents == "average" and is_set:
+            raise UserError(f"opponents='average' does not apply with {option}, {why}; leave one of them out")
+    if agent.snapshots is not None and agent.snapshots % 2:
+        raise UserError(f"snapshots = {agent.snapshots} must be even: neighbours make room in pairs")
+
+
 def check_population(agent: MAPPO, env: Environment, params: EnvParams) -> None:
     """Refuse what an environment has no use for: options about several agents, roles or fixed slots, and a team.
 
@@ -157,6 +181,7 @@ def check_population(agent: MAPPO, env: Environment, params: EnvParams) -> None:
         "reward": agent.reward,
         "sharing": agent.sharing if agent.sharing != "shared" else None,
         "agent_id": agent.agent_id or None,
+        "opponents": agent.opponents if agent.opponents != "current" else None,
         "critic_network": agent.critic_network if agent.critic_network != "mlp" else None,
     }
     if env.num_agents == 1:
@@ -175,6 +200,12 @@ def check_population(agent: MAPPO, env: Environment, params: EnvParams) -> None:
                 + ("sharing='shared'" if env.exchangeable else "sharing='shared' or 'per_agent'")
             )
     _check_concept(agent, env)
+    check_applies(
+        "opponents",
+        set_options["opponents"],
+        env.concept in GAMES and not env.exchangeable,
+        f"to {env.name}, whose concept is {env.concept!r} and has no opponents; leave it out",
+    )
     if agent.network == "gru" and (isinstance(env, Economy) or "host" in env.capabilities):
         raise UserError(
             f"network='gru' has a memory, and policies of {env.name} are scored without one; make it with "
@@ -222,3 +253,44 @@ def check_division(agent: MAPPO, num_steps: int, num_envs: int) -> None:
             f"{what} do not divide into {agent.minibatches} minibatches; minibatches can be "
             f"{', '.join(map(str, works))}"
         )
+
+
+class Shares(NamedTuple):
+    """The larger of two learning rates, `of`, and what share of it the actor's and the critic's are."""
+
+    of: Float[Array, ""]
+    actor: Float[Array, ""]
+    critic: Float[Array, ""]
+
+
+def learning_rates(agent: MAPPO, iteration: Array) -> Shares:
+    """The rates of an iteration before any schedule; the actor's is 0 until the critic is warm."""
+    slow = agent.learning_rate
+    fast = slow if agent.critic_learning_rate is None else agent.critic_learning_rate
+    largest = jnp.maximum(slow, fast)
+    whole = jnp.where(largest > 0, largest, 1)
+    moves = (iteration >= agent.critic_warmup).astype(largest.dtype)
+    return Shares(largest, moves * slow / whole, fast / whole)
+
+
+def part_of_the_way(
+    before: ActorCritic, after: ActorCritic, actor: Float[Array, ""], critic: Float[Array, ""]
+) -> ActorCritic:
+    """Networks moved by a share of a step, the actor's and the critic's."""
+
+    def moved(before: PyTree, after: PyTree, share: Float[Array, ""]) -> PyTree:
+        return jax.tree.map(lambda old, new: old + share * (new - old), before, after)
+
+    return ActorCritic(moved(before.actor, after.actor, actor), moved(before.critic, after.critic, critic))
+
+
+def planned_spread(final_std: Float[Array, ""], head: Head, progress: Array) -> PyTree:
+    """The log standard deviation after a share of the run."""
+    end, share = jnp.log(final_std), jnp.clip(progress, 0, 1)
+    return jax.tree.map(lambda start: (start + (end - start) * share).astype(start.dtype), head.spread())
+
+
+def entropy_at(agent: MAPPO, count: Array, planned: Array) -> Float[Array, ""]:
+    """The bonus's coefficient at a gradient step of the run."""
+    final = 0.0 if agent.entropy_final is None else agent.entropy_final
+    return scheduled(agent.entropy_schedule, agent.entropy, final, count, planned)

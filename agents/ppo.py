@@ -15,7 +15,13 @@ _INDEPENDENT: Mapping[str, Any] = {
     "value": "per_agent",
     "ratio": "per_agent",
 }
-_SINGLE: Mapping[str, Any] = {**_INDEPENDENT, "reward": None, "sharing": "shared", "agent_id": False}
+_SINGLE: Mapping[str, Any] = {
+    **_INDEPENDENT,
+    "reward": None,
+    "sharing": "shared",
+    "agent_id": False,
+    "opponents": "current",
+}
 
 TEAM_EPISODES: Mapping[str, Any] = {
     "learning_rate": 3e-4,
@@ -83,6 +89,12 @@ def check_single(env: Environment) -> None:
     """Raise `UserError` where PPO by name would be given several agents."""
     if env.num_agents > 1:
         raise UserError(f"'ppo' has one agent, and {env.name} has {env.num_agents}; use 'ippo' or 'mappo'")
+
+
+def check_team(env: Environment) -> None:
+    """Raise `UserError` where the recipe for teams by name would be given one agent."""
+    if env.num_agents == 1:
+        raise UserError(f"'team_episodes' trains a team, and {env.name} has one agent; use 'ppo'")
 
 
 def _with(options: Mapping[str, Any], fixed: Mapping[str, Any], name: str, why: str) -> dict[str, Any]:

@@ -87,6 +87,55 @@ def table(
     return jax.device_put(tables)
 
 
+# -- a game: two players and a matrix ----------------------------------------------------------------------------
+
+
+@struct.dataclass(kw_only=True)
+class MatrixParams(EnvParams):
+    """What the first player earns and the second pays, `[own choice, the other's]`."""
+
+    payoff: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class MatrixGame(Environment):
+    """Two players choose at once, once; what one gains the other loses. Each sees which of the two it is, one-hot."""
+
+    choices: int = 3
+    num_agents: int = 2
+    concept: str = "nash"
+
+    @property
+    def default_params(self):
+        return matrix_game()
+
+    def agent_action_space(self, params):
+        return spaces.Discrete(self.choices)
+
+    def agent_observation_space(self, params):
+        return spaces.Box(0.0, 1.0, (2,))
+
+    def observe(self, key, state, action, params):
+        return jnp.eye(2)
+
+    def reset_env(self, key, params):
+        return jnp.eye(2), EnvState(jnp.int32(0))
+
+    def step_env(self, key, state, action, params):
+        gain = params.payoff[action[0], action[1]]
+        return jnp.eye(2), EnvState(state.time + 1), jnp.stack([gain, -gain]), jnp.bool_(True), {}
+
+
+def matrix_game(paper=1.0, rock=1.0, scissors=3.0) -> MatrixParams:
+    """Rock, paper and scissors with stakes: what a win by each pays.
+
+    The equilibrium plays each choice in proportion to the stake of the win that it is not part of: rock to that of
+    scissors over paper, paper to that of rock over scissors, scissors to that of paper over rock.
+    """
+    payoff = np.array([[0, -paper, rock], [paper, 0, -scissors], [-rock, scissors, 0]], np.float32)
+    return jax.device_put(MatrixParams(max_steps_in_episode=np.int32(1), payoff=payoff))
+
+
 # -- a script: a population whose life is written down -----------------------------------------------------------
 
 

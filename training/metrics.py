@@ -42,9 +42,9 @@ def plain(value: Any) -> Any:
 class MetricsWriter:
     """Writes metrics as JSON lines, and as TensorBoard scalars by group.
 
-    A metric's name is "group/name": loss/, episode/, policy/, time/. None means that there is nothing to report (no
-    episode has finished): the metric is left out. So is a NaN of the group episode/, which is how a compiled loop says
-    the same. A NaN elsewhere is a finding: null in the JSON line, NaN on TensorBoard.
+    A metric's name is "group/name": loss/, episode/, policy/, evaluation/, time/. None means that there is nothing to
+    report (no episode has finished): the metric is left out. So is a NaN of the group episode/, which is how a compiled
+    loop says the same. A NaN elsewhere is a finding: null in the JSON line, NaN on TensorBoard.
 
     Args:
         folder: where `metrics.jsonl` and the events go; it exists.

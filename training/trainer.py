@@ -6,16 +6,20 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
+from ..agents.agent import Agent, Policy
 from ..envs.adapters.gymnasium_host import HostEnvironment
+from ..envs.economy import Economy
+from ..envs.environment import Environment, EnvParams
 from ..errors import UserError
 from .compilation import use_compilation_cache
 from .config import Config, build, parse, resolve
@@ -25,8 +29,10 @@ from .run import Run, RunFolder
 from .switch import Stage, restart, stages
 
 REPORTS = 40
+"""About how many chunks a run has unless told otherwise, and at most how often a game's policy is measured."""
 
 History = dict[str, np.ndarray]
+Measure = Callable[[PyTree], np.ndarray]
 
 
 def train_from_config(config: Config | Mapping[str, Any]) -> tuple[TrainState, History]:
@@ -144,7 +150,8 @@ def _train(config: Config) -> tuple[TrainState, History, Run]:
         planned = jnp.full_like(state.num_iterations, part.end)
         return state._replace(agent=kept, num_iterations=planned)
 
-    state, history = _run_chunks(list(zip(parts, steps, strict=True)), next_part, state, config, chunk, folder)
+    measure = None if folder is None else exploitability_of(env, params, agent, state.agent, training.num_seeds)
+    state, history = _run_chunks(list(zip(parts, steps, strict=True)), next_part, state, config, chunk, folder, measure)
     if folder is not None:
         folder.write_state(state.agent)
         folder.write_info(config, concept, state.agent, finished=True)
@@ -152,7 +159,9 @@ def _train(config: Config) -> tuple[TrainState, History, Run]:
     return state, history, runs
 
 
-def _run_chunks(parts, next_part, state: TrainState, config: Config, chunk: int, folder: RunFolder | None):
+def _run_chunks(
+    parts, next_part, state: TrainState, config: Config, chunk: int, folder: RunFolder | None, measure: Measure | None
+):
     """Call the compiled chunks until all iterations are done, and report after each."""
     steps = config.rollout.num_envs * config.rollout.num_steps
     iterations = config.training.iterations
@@ -174,12 +183,58 @@ def _run_chunks(parts, next_part, state: TrainState, config: Config, chunk: int,
                     report = summary(metrics)
                     progress.update(done, _first(report.get("episode/score", report.get("episode/return"))))
                     if writer is not None:
-                        rate = {"time/steps_per_second": chunk * total / seconds, "time/iteration": done}
-                        writer.write(done * steps, report | rate)
+                        report |= {"time/steps_per_second": chunk * total / seconds, "time/iteration": done}
+                        due = done * REPORTS // iterations > (done - chunk) * REPORTS // iterations
+                        if measure is not None and due:
+                            report["evaluation/exploitability"] = measure(state.agent)
+                        writer.write(done * steps, report)
     finally:
         if writer is not None:
             writer.close()
     return state, _joined(chunks)
+
+
+def exploitability_of(
+    env: Environment, params: EnvParams, agent: Agent, state: PyTree, num_seeds: int = 1
+) -> Measure | None:
+    """How exploitable the policy in a learner's state is, in games that are played once and know their best responses.
+
+    It is measured between chunks, by a program of its own that draws from no key of the run: nothing learnt changes. In
+    other games a best response is a dynamic programme, which would cost a good part of the run: `evaluate` has it.
+
+    Args:
+        env, params, agent: the pair.
+        state: a state of the agent; its shapes only are read.
+        num_seeds: above 1, leaves have a leading axis of that length.
+
+    Returns:
+        From a state to the most that one player gains by its best deviation, in utility, one number a seed; None where
+        it is not measured.
+    """
+    if not isinstance(env, Economy) or not env.one_shot:
+        return None
+    from .evaluation.games import is_game  # learners of residuals with it: only where they are needed
+
+    if not is_game(env):
+        return None
+
+    def measure(state: PyTree) -> Any:
+        return _most_gained(agent.policy(state), params, env=env, seeds=num_seeds > 1)
+
+    return None if eqx.filter_eval_shape(measure, state) is None else lambda state: np.asarray(measure(state))
+
+
+@eqx.filter_jit
+def _most_gained(policy: Policy, params: EnvParams, *, env: Economy, seeds: bool) -> Array | None:
+    """The largest gain of a player, of each seed's policy."""
+    from .evaluation.rules import PolicyRule
+
+    def one(policy: Policy) -> Array | None:
+        decide = PolicyRule(policy).bind(env, params)
+        gains = env.exploitability(lambda state: decide(state).action, params)
+        return None if gains is None else gains.max()
+
+    return eqx.filter_vmap(one)(policy) if seeds else one(policy)
 
 
 def _joined(chunks: Sequence[History]) -> History:

@@ -618,7 +618,7 @@ def test_the_competitive_concept_is_refused():
         ({"normalise_values": False, "value_decay": 0.5}, "value_decay = 0.5 does not apply"),
         ({"stepper": "adamm"}, "Did you mean 'adam'"),
         ({"stepper": {"max_nrom": 1.0}}, "Did you mean 'max_norm'"),
-        ({"learning_rate": "fast"}, "expected a number"),
+        ({"learning_rate": "fast"}, "learning_rate = 'fast' must be a finite number"),
     ],
 )
 def test_mistakes_are_named(arguments, message):
