@@ -27,9 +27,7 @@ from .agent import (
     check_applies,
     check_followed,
     check_range,
-    optional_scalar,
     reward_learner_concept,
-    scalar,
 )
 from .baselines import (
     BASELINES,
@@ -43,6 +41,7 @@ from .baselines import (
     untrained_value,
 )
 from .estimators import masked_mean, since_start
+from .options import check_single_numbers, check_types, number, sequence
 from .pieces import Parts, by_pieces, put_together
 from .policies.actor import Actor, ActorPolicy, flat_observation, observation_size
 from .policies.heads import Head, check_distribution, make_head
@@ -120,27 +119,27 @@ class REINFORCE(Agent):
         stepper: as in MAPPO; Adam without a limit by default, which would bias the gradient.
     """
 
-    learning_rate: Float[Array, ""] = eqx.field(default=3e-3, converter=scalar)
+    learning_rate: Float[Array, ""] = eqx.field(default=3e-3, converter=number)
     schedule: str = eqx.field(default="constant", static=True)
-    final_rate: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    final_rate: Float[Array, ""] | None = eqx.field(default=None, converter=number)
     warmup: int = eqx.field(default=0, static=True)
-    gamma: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    gamma: Float[Array, ""] | None = eqx.field(default=None, converter=number)
     score: str = eqx.field(default="actions", static=True)
     returns: str = eqx.field(default="to_go", static=True)
     unfinished: str = eqx.field(default="keep", static=True)
     unscored_tail: int = eqx.field(default=0, static=True)
     baseline: str = eqx.field(default="leave_one_out", static=True)
-    baseline_value: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
-    baseline_decay: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
-    value_learning_rate: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    baseline_value: Float[Array, ""] | None = eqx.field(default=None, converter=number)
+    baseline_decay: Float[Array, ""] | None = eqx.field(default=None, converter=number)
+    value_learning_rate: Float[Array, ""] | None = eqx.field(default=None, converter=number)
     value_epochs: int | None = eqx.field(default=None, static=True)
-    value_decay: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    value_decay: Float[Array, ""] | None = eqx.field(default=None, converter=number)
     importance: str | None = eqx.field(default=None, static=True)
     epochs: int = eqx.field(default=1, static=True)
-    clip: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    clip: Float[Array, ""] | None = eqx.field(default=None, converter=number)
     micro_batches: int = eqx.field(default=1, static=True)
-    entropy: Float[Array, ""] = eqx.field(default=0.0, converter=scalar)
-    widths: tuple[int, ...] = eqx.field(default=(64, 64), static=True, converter=tuple)
+    entropy: Float[Array, ""] = eqx.field(default=0.0, converter=number)
+    widths: tuple[int, ...] = eqx.field(default=(64, 64), static=True, converter=sequence)
     activation: str = eqx.field(default="tanh", static=True)
     initial_std: float | None = eqx.field(default=None, static=True)
     distribution: str | None = eqx.field(default=None, static=True)
@@ -149,6 +148,7 @@ class REINFORCE(Agent):
     horizon: int | None = eqx.field(default=None, init=False, static=True)
 
     def __check_init__(self):
+        check_types(self)
         check_policy_gradient(self.stepper)
         check_schedule(self.schedule, self.final_rate)
         check_range("final_rate", self.final_rate, 0, 1)
@@ -219,6 +219,7 @@ class REINFORCE(Agent):
 
     def check(self, env: Environment, params: EnvParams, num_steps: int, num_envs: int) -> None:
         check_followed(self, env)
+        check_single_numbers(self)
         head = make_head(env, params, self.initial_std, distribution=self.distribution)
         check_score(self.score, env, params, head, self.samples, num_steps)
         if not self.samples and bool(self.entropy != 0):

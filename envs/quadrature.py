@@ -22,6 +22,9 @@ FINEST = 11
 REPORT_NODES = 256
 """The most nodes that `finest` takes."""
 
+LARGEST_ORDER = 370
+"""Gauss rules of a higher one overflow."""
+
 DEFAULT_ORDER = {"gauss_hermite": 5, "qmc": 256}
 FIXED = ("exact", "monomial3", "monomial5")
 """Rules that take no order."""
@@ -109,7 +112,10 @@ def normal_nodes(rule: str, d: int, order: int) -> Nodes:
             f"{rule}{how} in {d} dimensions needs {count(rule, d, order)} nodes, above the limit of {MAX_NODES}: use "
             f"{', '.join(_alternatives(rule, d))} or DEQN's expectation='all_in_one'"
         )
-    found = RULES[rule](d, order)
+    with np.errstate(all="ignore"):
+        found = RULES[rule](d, order)
+    if not all(np.isfinite(array).all() for array in found):
+        raise UserError(f"{rule} overflows at order {order}; use an order up to {LARGEST_ORDER}, or rule='qmc'")
     for array in found:
         array.flags.writeable = False  # the cache hands out the same arrays again
     return found
@@ -130,7 +136,7 @@ def finest(d: int) -> tuple[str, int]:
 
 def _alternatives(rule: str, d: int) -> list[str]:
     """What fits where `rule` does not, with its number of nodes."""
-    largest = int(MAX_NODES ** (1 / d) + 1e-9)
+    largest = min(int(MAX_NODES ** (1 / d) + 1e-9), LARGEST_ORDER)
     found = [f"order {largest} ({largest**d} nodes)"] if rule == "gauss_hermite" and largest > 1 else []
     found += [
         f"rule={name!r} ({count(name, d, 0)})" for name in ("monomial3", "monomial5") if count(name, d, 0) <= MAX_NODES

@@ -28,6 +28,14 @@ NODES = ("rule", "order")
 """Hyperparameters of quadrature: another expectation does not take them over."""
 SOURCES = ("box_stretch", "fresh_share", "steady_share", "steady_width")
 """Hyperparameters of where states come from: another source does not take them over."""
+READ_WITH: Mapping[str, tuple[Any, tuple[str, ...]]] = {
+    "next_policy": ("target", ("target_rate",)),
+    "replay_size": (..., ("replay_share", "replay_exponent", "replay_correction")),
+    "normalise_values": (True, ("value_decay",)),
+    "unfinished": ("keep", ("unscored_tail",)),
+    "score": ("actions", ("initial_std", "unscored_tail")),
+}
+"""Hyperparameters that are read with one value of another (...: any but None); with others a preset's are left out."""
 
 AGENTS = {
     "mappo": "MAPPO",
@@ -203,6 +211,9 @@ def is_solver(name: str) -> bool:
     """
     from ..agents.classical import SOLVERS
 
+    if not isinstance(name, str):
+        kind = name.__name__ if isinstance(name, type) else type(name).__name__
+        raise UserError(f"an agent is given by its name, such as 'deqn', got {kind}; its options go beside the name")
     if name not in AGENTS and name not in SOLVERS:
         raise unknown("agent", str(name), [*AGENTS, *SOLVERS])
     return name in SOLVERS
@@ -218,10 +229,10 @@ def make_agent(name: str, env: Any, params: Any, **hyperparameters: Any) -> Any:
 
     if is_solver(name):
         return agents.classical_agent(name, env, params, **hyperparameters)
-    if name == "ppo":
-        from ..agents.ppo import check_single
+    if name in ("ppo", "team_episodes"):
+        from ..agents.ppo import check_single, check_team
 
-        check_single(env)
+        (check_single if name == "ppo" else check_team)(env)
     return getattr(agents, AGENTS[name])(**hyperparameters).prepare(env, params)
 
 
@@ -294,6 +305,9 @@ def resolve(
     dropped += DECLARED if given.get("conditions") == "derived" else ()
     dropped += SOURCES if "states" in given else ()
     dropped += NODES if given.get("expectation", "quadrature") != "quadrature" else ()
+    for name, (wanted, readers) in READ_WITH.items():
+        if name in given and (given[name] is None if wanted is ... else given[name] != wanted):
+            dropped += readers
     under["agent"] = {key: value for key, value in under.get("agent", {}).items() if key not in dropped}
     config = parse(merge(under, tree))
     if config.agent.name == "team_episodes" and "num_steps" not in tree.get("rollout", {}):

@@ -230,7 +230,7 @@ def load(path: str | os.PathLike, *, seed: int = 0) -> Run:
             rest; or there is no such seed.
     """
     if not isinstance(path, str | os.PathLike):
-        raise UserError(f"a run folder is named by its path, got {path!r}")
+        raise UserError(f"a run folder is named by its path, got {type(path).__name__}")
     path = Path(path)
     if not path.is_dir():
         raise UserError(f"there is no run folder {os.fspath(path)!r}")

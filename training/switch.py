@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 from ..agents.agent import Agent
 from ..envs.environment import Environment, EnvParams
 from ..errors import UserError
-from .config import RATES, Config, make_agent
+from .config import RATES, Config, is_solver, make_agent
 
 
 class Stage(NamedTuple):
@@ -38,6 +38,8 @@ def stages(config: Config, env: Environment, params: EnvParams, agent: Agent) ->
     """
     training = config.training
     agents, starts = [agent], [0]
+    if training.switch and is_solver(config.agent.name):
+        raise UserError(f"agent {config.agent.name!r} has no stepper that training.switch could change; leave it out")
     for number, switch in enumerate(training.switch):
         if not starts[-1] < switch.at < training.iterations:
             raise UserError(

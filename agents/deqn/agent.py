@@ -17,16 +17,9 @@ from jaxtyping import Array, Float, PyTree
 from ...envs.economy import Economy
 from ...envs.environment import Environment, EnvParams
 from ...errors import unknown
-from ..agent import (
-    Agent,
-    Context,
-    Rollout,
-    View,
-    check_applies,
-    check_range,
-    optional_scalar,
-)
+from ..agent import Agent, Context, Rollout, View, check_applies, check_range
 from ..minibatches import turned_order
+from ..options import check_single_numbers, check_types, number, sequence
 from ..policies.actor import Actor, ActorPolicy, observation_shape
 from ..policies.heads import AuxiliaryHead, Head, make_auxiliary_head, make_head
 from ..policies.networks import check_network
@@ -118,9 +111,9 @@ class DEQN(Agent):
             `Stepper`; Adam by default.
     """
 
-    learning_rate: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    learning_rate: Float[Array, ""] | None = eqx.field(default=None, converter=number)
     schedule: str | None = eqx.field(default=None, static=True)
-    final_rate: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    final_rate: Float[Array, ""] | None = eqx.field(default=None, converter=number)
     warmup: int | None = eqx.field(default=None, static=True)
     conditions: str | None = eqx.field(default=None, static=True)
     expectation: str | None = eqx.field(default=None, static=True)
@@ -128,36 +121,34 @@ class DEQN(Agent):
     order: int | None = eqx.field(default=None, static=True)
     draws: int | None = eqx.field(default=None, static=True)
     antithetic: bool = eqx.field(default=False, static=True)
-    shock_mask: tuple[bool, ...] | None = eqx.field(
-        default=None, static=True, converter=lambda value: None if value is None else tuple(value)
-    )
-    curriculum: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    shock_mask: tuple[bool, ...] | None = eqx.field(default=None, static=True, converter=sequence)
+    curriculum: Float[Array, ""] | None = eqx.field(default=None, converter=number)
     loss: str = eqx.field(default="square", static=True)
-    huber_delta: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    huber_delta: Float[Array, ""] | None = eqx.field(default=None, converter=number)
     weights: Any = eqx.field(default=None, static=True, converter=lambda value: pairs(value, "weights", 1))
     adaptive: str | None = eqx.field(default=None, static=True)
-    adaptive_decay: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
-    temperature: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
-    lookback: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
-    anchor: tuple[str, ...] = eqx.field(default=(), static=True, converter=tuple)
+    adaptive_decay: Float[Array, ""] | None = eqx.field(default=None, converter=number)
+    temperature: Float[Array, ""] | None = eqx.field(default=None, converter=number)
+    lookback: Float[Array, ""] | None = eqx.field(default=None, converter=number)
+    anchor: tuple[str, ...] = eqx.field(default=(), static=True, converter=sequence)
     bounds: Any = eqx.field(default=None, static=True, converter=lambda value: pairs(value, "bounds", 2))
     moments: Any = eqx.field(default=None, static=True, converter=lambda value: pairs(value, "moments", 1))
     states: str = eqx.field(default="rollout", static=True)
-    box_stretch: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    box_stretch: Float[Array, ""] | None = eqx.field(default=None, converter=number)
     fresh_share: float | None = eqx.field(default=None, static=True)
     steady_share: float | None = eqx.field(default=None, static=True)
-    steady_width: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    steady_width: Float[Array, ""] | None = eqx.field(default=None, converter=number)
     replay_size: int | None = eqx.field(default=None, static=True)
     replay_share: float | None = eqx.field(default=None, static=True)
-    replay_exponent: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
-    replay_correction: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    replay_exponent: Float[Array, ""] | None = eqx.field(default=None, converter=number)
+    replay_correction: Float[Array, ""] | None = eqx.field(default=None, converter=number)
     batch_size: int = eqx.field(default=128, static=True)
     epochs: int = eqx.field(default=1, static=True)
     shuffle: bool = eqx.field(default=True, static=True)
     next_policy: str = eqx.field(default="full", static=True)
-    target_rate: Float[Array, ""] | None = eqx.field(default=None, converter=optional_scalar)
+    target_rate: Float[Array, ""] | None = eqx.field(default=None, converter=number)
     network: str = eqx.field(default="mlp", static=True)
-    widths: tuple[int, ...] = eqx.field(default=(64, 64), static=True, converter=tuple)
+    widths: tuple[int, ...] = eqx.field(default=(64, 64), static=True, converter=sequence)
     activation: str = eqx.field(default="tanh", static=True)
     reach_limits: bool | None = eqx.field(default=None, static=True)
     linear_plus: bool = eqx.field(default=False, static=True)
@@ -170,6 +161,7 @@ class DEQN(Agent):
     derived: Any = eqx.field(default=None, init=False)
 
     def __check_init__(self):
+        check_types(self)
         check_rate(self.stepper, self.learning_rate, self.schedule, self.final_rate, self.warmup or 0)
         check_schedule(self._schedule(), self.final_rate)
         check_network(self.widths, self.activation, self.network)
@@ -199,6 +191,7 @@ class DEQN(Agent):
         return env.concept
 
     def check(self, env: Environment, params: EnvParams, num_steps: int, num_envs: int) -> None:
+        check_single_numbers(self)
         check_fits(self, env, params, num_steps * num_envs, f"num_steps x num_envs = {num_steps} x {num_envs}")
 
     def derives(self, env: Environment) -> bool:

@@ -14,7 +14,7 @@ from ..agent import check_applies
 from ..policies.actor import observation_shape
 from ..policies.heads import make_auxiliary_head
 from ..policies.networks import check_network
-from .expectations import check_affine, check_law
+from .expectations import check_affine, check_expected, check_law
 from .states import check_sources
 from .warm_start import check_warm_outputs
 
@@ -45,6 +45,8 @@ def check_fits(agent: DEQN, env: Environment, params: EnvParams, total: int, pro
     if agent.derives(env):
         _check_derived(agent, env)
     if isinstance(env, Economy):
+        if not agent.derives(env):
+            check_expected(agent, env, params)
         check_law(agent, env, params)
         if agent.expectation == "all_in_one" and not agent.derives(env):
             check_affine(env, params)
@@ -74,17 +76,25 @@ def _check_derived(agent: DEQN, env: Environment) -> None:
 
 
 def _check_names(agent: DEQN, env: Environment, params: EnvParams) -> None:
-    """Refuse weights of terms, and bounds and moments of definitions, that there are not."""
+    """Refuse weights of terms, and bounds and moments of definitions, that there are not or that would do nothing."""
     for option in ("bounds", "moments"):
-        for name, *_ in getattr(agent, option):
-            known = _definition_names(env, params)
+        given = getattr(agent, option)
+        known = _definition_names(env, params) if given else []
+        if given and not known:
+            raise UserError(f"{env.name} has no definitions, so {option} does not apply; leave it out")
+        for name, *_ in given:
             if name not in known:
                 raise unknown(f"definition of {env.name} in {option}", name, known)
-    if agent.weights:
-        known = agent.term_names(env, params)
-        for name, _ in agent.weights:
-            if name not in known:
-                raise unknown(f"term of {env.name} in weights", name, known)
+    if not agent.weights and agent.adaptive is None:
+        return
+    terms, weights = agent.term_names(env, params), dict(agent.weights)
+    for name in weights:
+        if name not in terms:
+            raise unknown(f"term of {env.name} in weights", name, terms)
+    if all(weights.get(name, 1.0) == 0 for name in terms):
+        raise UserError(f"weights are 0 for every term of {env.name} ({', '.join(terms)}); leave one above 0")
+    alone = f"to {env.name}, whose loss is the term {terms[0]!r} alone; leave it out, or add a term"
+    check_applies("adaptive", agent.adaptive, len(terms) > 1, alone)
 
 
 def _definition_names(env: Environment, params: EnvParams) -> list[str]:

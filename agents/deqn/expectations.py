@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from ...envs.economy import Decision, Economy
 from ...envs.environment import EnvParams, EnvState, drop_agent_axis
-from ...envs.quadrature import DEFAULT_ORDER, normal_nodes
+from ...envs.quadrature import DEFAULT_ORDER, MAX_NODES, normal_nodes
 from ...envs.shocks import ShockLaw
 from ...errors import UserError, unknown
 from ..agent import check_applies, check_range
@@ -30,7 +30,12 @@ def check_expectation(agent: DEQN) -> None:
         raise unknown("expectation", str(agent.expectation), EXPECTATIONS)
     check_range("order", agent.order, 1)
     check_range("draws", agent.draws, 1)
-    check_range("curriculum", agent.curriculum, 0, 1)
+    check_range("curriculum", agent.curriculum, 1e-6, 1)
+    if num_draws(agent) > MAX_NODES:
+        raise UserError(
+            f"draws = {num_draws(agent)} in every state are above the limit of {MAX_NODES}; use fewer, and more states "
+            "in a batch (batch_size)"
+        )
     method = agent.expectation
     if method is not None:
         _check_options(agent, method)
@@ -59,6 +64,16 @@ def num_draws(agent: DEQN) -> int:
     return agent.draws if agent.draws is not None else DRAWS.get(agent.expectation or "", 0)
 
 
+def check_expected(agent: DEQN, env: Economy, params: EnvParams) -> None:
+    """Refuse options of an expectation, and of next period's policy, where conditions hold none."""
+    if jax.eval_shape(lambda: _central_terms(env, params)[2]):
+        return
+    for name in ("expectation", "rule", "order", "draws", "antithetic", "shock_mask", "curriculum", "next_policy"):
+        value = getattr(agent, name)
+        unset = value is None or value is False or (name == "next_policy" and value == "full")
+        check_applies(name, None if unset else value, False, f"to {env.name}, whose conditions hold no expectation")
+
+
 def check_law(agent: DEQN, env: Economy, params: EnvParams) -> None:
     """Refuse what does not fit the economy's shocks."""
     law, state = env.shocks(params), env.initial_state(jax.random.key(0), params)
@@ -78,7 +93,8 @@ def check_law(agent: DEQN, env: Economy, params: EnvParams) -> None:
     _check_options(agent, "quadrature")
     rule = agent.rule or law.rules[0]
     nodes_at(agent, law, state, jnp.ones(()))
-    check_applies("order", agent.order, law.takes_order(rule), f"with rule={rule!r}, whose nodes are fixed")
+    other = next((f"use rule={name!r}" for name in law.rules if law.takes_order(name)), "leave it out")
+    check_applies("order", agent.order, law.takes_order(rule), f"with rule={rule!r}, whose nodes are fixed; {other}")
 
 
 def nodes_at(
@@ -135,12 +151,7 @@ def curriculum_size(agent: DEQN, count: Array, planned: Array) -> Float[Array, "
 
 def check_affine(env: Economy, params: EnvParams) -> None:
     """Refuse a product of two estimates where conditions are not affine in the expectation: it would be biased."""
-    state = env.initial_state(jax.random.key(0), params)
-    decision = _central_decision(env, params)
-    key = jax.random.key(1)
-    shock = env.shocks(params).sample(key, state)
-    following = env.transition(state, decision.action, shock, params)
-    terms = env.expectation_terms(state, decision, following, decision, params, next_policy=lambda _: decision)
+    state, decision, terms = _central_terms(env, params)
     scaled = [jax.tree.map(lambda h, by=by: by * h, terms) for by in (0.5, 1.0, 1.5)]
     at = [env.conditions(state, decision, expected, params) for expected in scaled]
     for name in at[1]:
@@ -151,6 +162,15 @@ def check_affine(env: Economy, params: EnvParams) -> None:
                 f"{env.name}: condition {name!r} is not affine in its expectation, so expectation='all_in_one' "
                 "would be biased; use expectation='quadrature'"
             )
+
+
+def _central_terms(env: Economy, params: EnvParams) -> tuple[EnvState, Decision, dict[str, Array]]:
+    """A first state, the centre's decision in it, and what stands inside its expectation for one draw."""
+    state, decision = env.initial_state(jax.random.key(0), params), _central_decision(env, params)
+    shock = env.shocks(params).sample(jax.random.key(1), state)
+    following = env.transition(state, decision.action, shock, params)
+    terms = env.expectation_terms(state, decision, following, decision, params, next_policy=lambda _: decision)
+    return state, decision, terms
 
 
 def _central_decision(env: Economy, params: EnvParams) -> Decision:

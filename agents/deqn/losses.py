@@ -84,6 +84,8 @@ def check_loss(agent: DEQN) -> None:
     for name in agent.anchor:
         if name not in ANCHORS:
             raise unknown("anchor", str(name), ANCHORS)
+    if len(set(agent.anchor)) < len(agent.anchor):
+        raise UserError(f"anchor = {agent.anchor!r} names a term twice; to count one more, set its weight in weights")
     for name, low, high in agent.bounds:
         if not low < high:
             raise UserError(f"bounds[{name!r}] = [{low:g}, {high:g}] must have its lower end first")

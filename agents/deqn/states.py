@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -84,8 +86,32 @@ def check_sources(agent: DEQN, env: Environment, params: EnvParams, total: int) 
     for name, share in shares_of(agent).items():
         if round(share * total) < 1:
             raise UserError(f"{name} = {share:g} of {total} states is none; raise it, or leave it out")
+    if agent.replay_size is not None:
+        if round(shares_of(agent)["replay_share"] * total) == total:
+            raise UserError(f"replay_share = {agent.replay_share:g} leaves no new state for the ring; lower it")
+        _check_room(agent.replay_size, env, params)
     if agent.steady_share is not None and (not isinstance(env, Economy) or env.steady_state(params) is None):
         raise UserError(f"{env.name} has no steady state, so steady_share does not apply; use fresh_share")
+
+
+def _check_room(size: int, env: Environment, params: EnvParams) -> None:
+    """Refuse a ring that would take more than half of the memory there is, where that is known."""
+    one = jax.tree.leaves(jax.eval_shape(env.reset_env, jax.random.key(0), params)[1])
+    each = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in one)
+    room = (jax.devices()[0].memory_stats() or {}).get("bytes_limit") or _host_memory()
+    if room is not None and size * each > room // 2:
+        raise UserError(
+            f"replay_size = {size} states of {env.name} ({each} bytes each) take {size * each / 2**30:.1f} GiB, more "
+            f"than half of the {room / 2**30:.1f} GiB there are; at most {room // 2 // each} fit"
+        )
+
+
+def _host_memory() -> int | None:
+    """Bytes of physical memory; None where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
 
 
 def gather(

@@ -13,7 +13,8 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree
 
 from ...errors import UserError, unknown
-from ..agent import check_applies, check_range, optional_scalar, scalar
+from ..agent import check_applies, check_range, scalar
+from ..options import check_kind, number
 from .stepper import Objective, Separable, Stepper, Terms
 
 GAUSS_NEWTON = ("gn", "ign", "lm")
@@ -88,9 +89,8 @@ class GaussNewton(Stepper):
             raise unknown("Gauss-Newton method", str(method), GAUSS_NEWTON)
         for option, value in {"iterations": iterations, "tolerance": tolerance}.items():
             check_applies(option, value, method == "ign", f"with stepper {method!r}, which solves directly; use 'ign'")
-        if iterations is not None and (isinstance(iterations, bool) or not isinstance(iterations, int)):
-            raise UserError(f"iterations = {iterations!r} must be a whole number")
-        damping, tolerance = optional_scalar(damping), optional_scalar(tolerance)
+        check_kind("iterations", iterations, (int, None))
+        damping, tolerance = _single("damping", damping), _single("tolerance", tolerance)
         # "ign" divides by it
         check_range("damping", damping, {"gn": 0.0, "ign": 1e-12, "lm": LEAST_DAMPING}[method], MOST_DAMPING)
         check_range("iterations", iterations, 1)
@@ -168,6 +168,15 @@ class GaussNewton(Stepper):
         tolerance: Any = self.tolerance.astype(right.dtype)
         solver = lx.CG(0.0, tolerance, norm=jnp.linalg.norm, max_steps=self.iterations)
         return -(norm / damping) * lx.linear_solve(operator, right, solver, throw=False).value
+
+
+def _single(name: str, value: Any) -> Any:
+    """One number as a strongly typed array, or None; `UserError` for anything else."""
+    found = number(value)
+    check_kind(name, found, (float, None))
+    if isinstance(value, list | tuple):
+        raise UserError(f"{name} = {value!r} must be a finite number")
+    return found
 
 
 def stacked(terms: Terms, method: str) -> Float[Array, " M"]:

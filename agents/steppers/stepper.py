@@ -116,8 +116,8 @@ def check_schedule(schedule: str, final: Any) -> None:
     """Raise `UserError` for an unknown learning-rate schedule, or a final rate (not None) that it would not reach."""
     if schedule not in SCHEDULES:
         raise unknown("learning-rate schedule", str(schedule), SCHEDULES)
-    if schedule == "constant" and final is not None:
-        raise UserError(f"final_rate = {final} does not apply with schedule='constant'; use 'linear' or 'cosine'")
+    moves = schedule != "constant"
+    check_applies("final_rate", final, moves, "with schedule='constant'; use 'linear' or 'cosine'")
 
 
 def check_rate(stepper: Stepper, learning_rate: Any, schedule: Any, final_rate: Any, warmup: int = 0) -> None:

@@ -1,6 +1,7 @@
 """What the residual learner's options do, against published formulas and values worked out by hand."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -117,6 +118,61 @@ def test_the_shocks_options_fit_the_law():
             check_pair(DEQN(batch_size=8, **share), *growth, 8, 8)
     with pytest.raises(UserError, match="no steady state"):
         check_pair(DEQN(batch_size=8, steady_share=0.5), *equimorph.make("StochasticAK-v0"), 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"epochs": 1.5}, "epochs = 1.5 must be a whole number"),
+        ({"batch_size": True}, "batch_size = True must be a whole number"),
+        ({"replay_size": 10**12}, "replay_size = 1000000000000 must be at most"),
+        ({"widths": 8}, "widths = 8 must be a list"),
+        ({"anchor": "value"}, "anchor = 'value' must be a list"),
+        ({"anchor": ("value", "value")}, "names a term twice"),
+        ({"learning_rate": "fast"}, "learning_rate = 'fast' must be a finite number"),
+        ({"learning_rate": np.inf}, "learning_rate = inf must be a finite number"),
+        ({"fresh_share": "half"}, "fresh_share = 'half' must be a finite number"),
+        ({"shuffle": "no"}, "shuffle = 'no' must be True or False"),
+        ({"activation": ["tanh"]}, r"activation = \['tanh'\] must be text"),
+        ({"widths": (), "activation": "relu"}, "activation='relu' is that of hidden layers"),
+        ({"expectation": "mc", "draws": 10**6}, "draws = 1000000 .* limit of 4096"),
+        ({"curriculum": 0}, "curriculum = 0 must lie in"),
+    ],
+)
+def test_options_of_another_kind_are_named(arguments, message):
+    with pytest.raises(UserError, match=message):
+        DEQN(**arguments)
+
+
+def test_numbers_may_be_traced():
+    rates = jax.vmap(lambda rate: DEQN(learning_rate=rate).learning_rate)(jnp.arange(3))
+    np.testing.assert_array_equal(rates, [0.0, 1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("id", "options", "message"),
+    [
+        ("Growth-v0", {"adaptive": "annealing"}, "adaptive = 'annealing' does not apply .* 'euler' alone"),
+        ("Growth-v0", {"weights": {"euler": 0}}, r"weights are 0 for every term of Growth-v0 \(euler\)"),
+        ("Growth-v0", {"learning_rate": [1e-3, 1e-2]}, r"learning_rate must be one number here, .* \(2,\)"),
+        ("Growth-v0", {"replay_size": 2**31 - 1}, r"replay_size = 2147483647 .*12 bytes each.*at most 89 fit"),
+        ("Growth-v0", {"replay_size": 8, "replay_share": 1}, "replay_share = 1 leaves no new state"),
+        ("Growth-v0", {"rule": "monomial3", "order": 3}, r"fixed; use rule='gauss_hermite'"),
+        ("Cournot-v0", {"expectation": "all_in_one"}, "expectation = 'all_in_one' .* hold no expectation"),
+        ("Cournot-v0", {"next_policy": "stop"}, "next_policy = 'stop' .* hold no expectation"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(monkeypatch, id, options, message):
+    with monkeypatch.context() as small:
+        small.setattr(sources, "_host_memory", lambda: 2 * 12 * 89 + 1)
+        small.setattr(sources.jax, "devices", lambda: [SimpleNamespace(memory_stats=lambda: None)])
+        with pytest.raises(UserError, match=message):
+            check_pair(DEQN(batch_size=8, **options), *equimorph.make(id), 8, 8)
+
+
+def test_weights_may_be_0_and_move_where_there_are_two_terms():
+    two = DEQN(batch_size=8, weights={"euler": 0}, bounds={"output": (0, 1)}, adaptive="relobralo", replay_size=89)
+    check_pair(two, *equimorph.make("Growth-v0"), 8, 8)
 
 
 # -- next period's policy -------------------------------------------------------------------------------------------

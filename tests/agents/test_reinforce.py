@@ -444,6 +444,10 @@ MISTAKES = [
     ({"importance": "clipp", "epochs": 2}, "Did you mean 'clip'"),
     ({"clip": 0.1}, "clip = 0.1 does not apply without importance='clip'"),
     ({"micro_batches": 0}, "micro_batches"),
+    ({"epochs": None}, "epochs = None must be a whole number"),
+    ({"learning_rate": None}, "learning_rate = None must be a finite number"),
+    ({"initial_std": "wide"}, "initial_std = 'wide' must be a finite number"),
+    ({"final_rate": 0.1}, "final_rate = 0.1 does not apply with schedule='constant'"),
 ]
 
 
@@ -477,6 +481,8 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(UserError, match=r"num_envs of at least 2.*running_mean"):
         check_pair(REINFORCE(baseline="leave_one_out"), env, params, 8, 1)
     check_pair(REINFORCE(baseline="running_mean"), env, params, 8, 1)
+    with pytest.raises(UserError, match=r"gamma must be one number here"):
+        check_pair(REINFORCE(gamma=np.asarray([0.5, 0.9])), env, params, 8, 2)
     with pytest.raises(UserError, match=r"unscored_tail = 8.*num_steps = 8"):
         check_pair(REINFORCE(unscored_tail=8), env, params, 8, 2)
     tissue, tissue_params = equimorph.make("CellCount-v0", mode="hazard")

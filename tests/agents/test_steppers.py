@@ -249,6 +249,9 @@ def test_every_name_makes_a_stepper_of_that_name():
         ({"optimizer": "lm"}, "'lm' is no optimizer but a stepper of its own; write stepper='lm'"),
         ({"optimizer": "adamm"}, "unknown optimizer 'adamm'. Did you mean 'adam'"),
         (3, "name, a mapping or a Stepper, got 3"),
+        ({"stepper": "lm", "damping": [1.0, 2.0]}, r"damping = \[1.0, 2.0\] must be a finite number"),
+        ({"stepper": "ign", "tolerance": "low"}, "tolerance = 'low' must be a finite number"),
+        ({"stepper": "ign", "iterations": 10**12}, "iterations = 1000000000000 must be at most"),
     ],
 )
 def test_a_stepper_that_cannot_be_made_is_refused(value, message):

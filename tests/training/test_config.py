@@ -92,6 +92,23 @@ def test_another_choice_leaves_behind_what_the_preset_says_of_the_first(monkeypa
     assert set(config.agent.hyperparameters) == kept | set(given)
 
 
+@pytest.mark.parametrize(
+    ("given", "gone"),
+    [
+        ({"next_policy": "stop"}, {"target_rate"}),
+        ({"replay_size": None}, {"replay_share", "replay_exponent"}),
+        ({"replay_size": 32, "next_policy": "target"}, set()),
+    ],
+)
+def test_what_a_preset_says_leaves_with_the_choice_it_is_read_with(monkeypatch, given, gone):
+    ring = {"replay_size": 64, "replay_share": 0.25, "replay_exponent": 1.0}
+    preset = {"next_policy": "target", "target_rate": 0.02, **ring}
+    monkeypatch.setitem(presets.PRESETS, ("BrockMirman-v0", "deqn"), {"agent": preset})
+    config = resolve("BrockMirman-v0", "deqn", {"agent": given})
+    assert config.agent.hyperparameters == {k: v for k, v in preset.items() if k not in gone} | given
+    configuration.build(config)  # nothing is left that would be refused
+
+
 def test_names_may_come_from_the_file_or_from_set(file):
     path = file("env: {id: StochasticAK-v0}\nagent: {name: mappo, epochs: 2}")
     config = resolve(file=path)

@@ -69,6 +69,13 @@ def test_switches_that_cannot_be(switch, message):
         train_from_config(settings(switch=switch))
 
 
+def test_a_solver_has_no_stepper_to_switch():
+    training = {"iterations": 2, "switch": [{"at": 1, "stepper": "adam"}]}
+    solved = resolve("BrockMirman-v0", "closed_form", {"training": training})
+    with pytest.raises(UserError, match="agent 'closed_form' has no stepper"):
+        stages(solved, *build(solved))
+
+
 @pytest.mark.parametrize("name", ["deqn_everything", "deqn_pcgrad"])
 def test_the_files_fit_their_environment(name):
     config = resolve(file=EXAMPLES / f"{name}.yaml")
