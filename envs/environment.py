@@ -170,11 +170,11 @@ class Environment(gymnax_environment.Environment):
 
     def agent_action_space(self, params: EnvParams) -> spaces.Space:
         """One agent's action space. Bounds are finite."""
-        raise NotImplementedError
+        raise _missing(self, "agent_action_space(params), one agent's action space; action_space follows from it")
 
     def agent_observation_space(self, params: EnvParams) -> spaces.Space:
         """One agent's observation space."""
-        raise NotImplementedError
+        raise _missing(self, "agent_observation_space(params), what one agent sees; observation_space follows from it")
 
     def action_space(self, params: EnvParams | None = None) -> spaces.Space:
         """What `step` takes: one agent's space, stacked over agents when there are several."""
@@ -259,6 +259,10 @@ class Environment(gymnax_environment.Environment):
             UserError: the environment has none.
         """
         raise UserError(f"{self.name} has no picture")
+
+
+def _missing(environment: Environment, what: str) -> UserError:
+    return UserError(f"{type(environment).__name__} must define {what}")
 
 
 def add_agent_axis(environment: Environment, tree: PyTree) -> PyTree:

@@ -66,8 +66,8 @@ def parser() -> argparse.ArgumentParser:
 
     commands.add_parser("list", help="the environments").set_defaults(run=_list)
 
-    info = commands.add_parser("info", help="what an environment is, and what may be set")
-    info.add_argument("env", metavar="ENV", help="an environment's id")
+    info = commands.add_parser("info", help="what an environment or an agent is, and what may be set")
+    info.add_argument("name", metavar="ENV|AGENT", help="an environment's id or an agent's name")
     info.set_defaults(run=_info)
     return root
 
@@ -138,13 +138,13 @@ def _evaluate(args: argparse.Namespace) -> None:
     if args.force and args.report is None:
         raise UserError("--force does not apply without --report: nothing else is replaced")
     options: dict[str, Any] = {} if args.exploitability is None else {"exploitability": args.exploitability}
-    if args.full or args.report is not None:
+    if args.full:
         options["full"] = True
     if args.report is not None:
         from .html_report import check_target
 
         check_target(args.report, force=args.force)
-    run, evaluations = _score(Path(args.dir), args.sets, options)
+    run, evaluations = _score(Path(args.dir), args.sets, options, report=args.report is not None)
     if args.report is not None:
         from .html_report import page, save_page
 
@@ -152,18 +152,21 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 
 def _score(
-    path: Path, sets: Sequence[str], options: Mapping[str, Any] | None = None
+    path: Path, sets: Sequence[str], options: Mapping[str, Any] | None = None, *, report: bool = False
 ) -> tuple[Any, dict[str, Mapping[str, Any]]]:
     """Score every seed of a run and print the table; keep it in the folder unless settings were changed.
 
-    The whole report is of the first seed. It has a file of its own, and leaves the scores that are there alone.
+    The whole report is of the first seed; a page (`report`) asks for it where there is one, of an economy. It has a
+    file of its own, and leaves the scores that are there alone.
     """
+    from ..envs.economy import Economy
     from .evaluation.scoring import evaluate
     from .report import evaluation_notes, evaluation_table, verdict_line
     from .run import EVALUATION, FULL, RunFolder, load
 
-    options = options or {}
-    num_seeds = load(path).config.training.num_seeds
+    first = load(path)
+    num_seeds = first.config.training.num_seeds
+    options = dict(options or {}) | ({"full": True} if report and isinstance(first.env, Economy) else {})
     runs, evaluations = [], {}
     for seed in range(num_seeds):
         run = load(path, seed=seed)
@@ -217,5 +220,6 @@ def _list(args: argparse.Namespace) -> None:
 
 def _info(args: argparse.Namespace) -> None:
     from .describe import describe
+    from .describe_agent import describe_agent, is_agent
 
-    print(describe(args.env))
+    print(describe_agent(args.name) if is_agent(args.name) else describe(args.name))

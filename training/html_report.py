@@ -41,7 +41,7 @@ def write_report(
     force: bool = False,
     exploitability: str = "known",
 ) -> Path:
-    """Evaluate a run in full and write its page.
+    """Evaluate a run, an economy's in full, and write its page.
 
     Args:
         run: a `Run`, or its folder.
@@ -63,7 +63,7 @@ def write_report(
 
     check_target(path, force=force)
     run = run if isinstance(run, Run) else load(run)
-    found = evaluate(run, full=True, exploitability=exploitability)
+    found = evaluate(run, full=isinstance(run.env, Economy), exploitability=exploitability)
     return save_page(page(run, {"trained": found}), path, force=force)
 
 
@@ -213,6 +213,7 @@ def _stability(found: Mapping[str, Any], absent: Mapping[str, str]) -> Iterator[
         rows.append(["spectral radius at the policy's fixed point", _number(each["spectral_radius"], 6)])
         rest = ", ".join(f"{name} = {_number(value, 6)}" for name, value in list(each["fixed_point"].items())[:8])
         rows.append(["that fixed point", rest])
+        rows.append(["its distance from the economy's steady state", _number(each["from_steady_state"], 3)])
     if "contraction" in each:
         factor, error = (_number(each[key], digits) for key, digits in (("contraction", 6), ("contraction_se", 1)))
         rows.append(["growth of a small difference under common shocks, per period", f"{factor} ± {error}"])

@@ -4,6 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+NEAR_STEADY_STATE = 0.1
+"""Risk moves where an economy comes to rest by a few per cent; a path along which wealth only grows ends anywhere."""
+
 # the columns in the order they are read; measures that no row has get none
 MEASURES = {
     "score": "score",
@@ -99,7 +102,12 @@ def _doubts(values: Mapping[str, Any]) -> list[str]:
         notes.append(f"its policy error of {error:.2g} cannot be told from the reference's own, {tolerance:.2g}")
     if values.get("best_response") == "trained":
         notes.append("gains of deviating are of best responses that were trained: a lower bound")
-    contraction = (values.get("stability") or {}).get("contraction")
+    stability = values.get("stability") or {}
+    if stability.get("from_steady_state", 0.0) > NEAR_STEADY_STATE:
+        rest = ", ".join(f"{name} = {value:.3g}" for name, value in list(stability["fixed_point"].items())[:4])
+        away = f"{stability['from_steady_state']:.2g} from the economy's steady state"
+        notes.append(f"the policy rests at {rest}, {away}: conditions also hold along paths that accumulate for ever")
+    contraction = stability.get("contraction")
     if contraction is not None and contraction > 1 - 1e-6:
         notes.append(
             f"paths under common shocks do not come together (factor {contraction:.6g} a period): moments of "

@@ -65,6 +65,7 @@ def test_fixed_point_and_speed_of_a_constant_share_are_the_closed_forms(brock_mi
     stability = found["stability"]
     assert stability["fixed_point"]["k"] == pytest.approx((1.01 * STAR) ** (1 / (1 - 0.36)), rel=1e-12)
     assert stability["spectral_radius"] == pytest.approx(float(params.rho), abs=1e-10)
+    assert stability["from_steady_state"] == pytest.approx(np.log(1.01) / (1 - 0.36), abs=1e-10)
     assert stability["contraction"] == pytest.approx(0.9, abs=max(4 * stability["contraction_se"], 1e-3))
     assert stability["bounded"]
     assert stability["left"] == stability["not_finite"] == stability["floored"] == 0
@@ -78,6 +79,9 @@ def test_solved_needs_small_residuals_too(brock_mirman):
     assert verdict(better) == {"residuals": True, "stability": True, "bounded": True}
     explosive = better | {"stability": found["stability"] | {"spectral_radius": 1.02}}
     assert verdict(explosive)["stability"] is False
+    elsewhere = better | {"stability": found["stability"] | {"from_steady_state": 2.08}}
+    assert verdict(elsewhere)["stability"] is False
+    assert verdict(better, lost=True)["stability"] is False
     assert verdict(better | {"euler": quantiles(np.array([1e-4, np.nan]))})["residuals"] is False
     assert verdict(better | {"complementarity": {"limit": quantiles(np.full(3, 0.1))}})["residuals"] is False
 

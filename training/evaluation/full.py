@@ -10,13 +10,14 @@ from jaxtyping import Float
 
 from ...agents.classical.coordinates import StateCoordinates
 from ...envs.environment import EnvState
+from ..report import NEAR_STEADY_STATE
 from .curves import curves
 from .dynamics import dynamic_error
 from .economies import Case, Evaluation
 from .errors import measure, quantiles, together
 from .longrun import long_run
 from .responses import responses
-from .stability import FixedPoint, contraction, fixed_point, fixed_point_report
+from .stability import NO_REST_POINT, FixedPoint, contraction, fixed_point, fixed_point_report
 from .states import MOST_COORDINATES, RADII, box, coordinates_of, packed, sphere
 
 BOX_STATES, SPHERE_STATES = 4096, 1024
@@ -40,9 +41,9 @@ def full_report(case: Case, found: Evaluation) -> Evaluation:
         absent["stability"] = "the state has no real numbers" if not coordinates.size else "no visited state is finite"
         return _with_absent(case, found, absent)
     x = packed(coordinates, case.visited)
-    point, why = fixed_point(case.rule, case.env, case.params, coordinates)
+    point, why_no_point = fixed_point(case.rule, case.env, case.params, coordinates)
     if point is None:
-        absent["spectral_radius"] = why
+        absent["spectral_radius"] = why_no_point
     found |= _errors_elsewhere(case, coordinates, x, point, absent)
     stability: dict[str, Any] = {} if point is None else fixed_point_report(point, coordinates)
     if not case.env.one_shot:
@@ -63,7 +64,7 @@ def full_report(case: Case, found: Evaluation) -> Evaluation:
     if extra is not None:
         found["dynamic_error"] = extra
     found["curves"] = curves(case, coordinates, x, centre_of(coordinates, x, point, case))
-    found["verdict"] = verdict(found, once=case.env.one_shot)
+    found["verdict"] = verdict(found, once=case.env.one_shot, lost=why_no_point == NO_REST_POINT)
     found["solved"] = all(passed is True for passed in found["verdict"].values())
     return _with_absent(case, found, absent)
 
@@ -108,14 +109,17 @@ def _errors_elsewhere(case: Case, coordinates: StateCoordinates, x, point, absen
     return found
 
 
-def verdict(found: Evaluation, *, once: bool = False) -> dict[str, bool | None]:
+def verdict(found: Evaluation, *, once: bool = False, lost: bool = False) -> dict[str, bool | None]:
     """Whether residuals are small (mean 1e-3, largest 1e-2), the closed loop stable, and the long simulation bounded.
 
-    Stability is that of the fixed point, or, where there is none, of paths under common shocks. None: not to be told.
+    Stability is that of the fixed point, which has to lie within a tenth (in logs, where positive) of the economy's
+    steady state: conditions hold as well along paths that accumulate for ever, and networks let those rest somewhere
+    far away. Where the economy has no steady state, it is that of paths under common shocks. None: not to be told.
 
     Args:
         found: a full report.
         once: whether the economy is played once, where nothing can be unstable.
+        lost: whether the policy has no rest point in an economy with a steady state.
     """
     errors = [found["euler"]] if "euler" in found else list(found.get("residuals", {}).values())
     errors += list(found.get("complementarity", {}).values())
@@ -126,7 +130,8 @@ def verdict(found: Evaluation, *, once: bool = False) -> dict[str, bool | None]:
     radius = stability.get("spectral_radius", stability.get("contraction"))
     passed: dict[str, bool | None] = {"residuals": small}
     if not once:
-        passed["stability"] = None if radius is None else bool(radius < 1)
+        here = not lost and stability.get("from_steady_state", 0.0) <= NEAR_STEADY_STATE
+        passed["stability"] = None if radius is None else bool(radius < 1 and here)
     return passed | {"bounded": bool(stability["bounded"])}
 
 

@@ -103,7 +103,8 @@ def evaluate(
         * `absent`: what is not there, and why.
 
     Raises:
-        UserError: no run folder, a count below 1, or the environment's concept is not the one the run was trained for.
+        UserError: no run folder, a count below 1, `full` of an environment that is no economy, or the environment's
+            concept is not the one the run was trained for.
     """
     run = run if isinstance(run, Run) else load(run)
     settings = run.config.evaluation
@@ -114,6 +115,11 @@ def evaluate(
         if value is not None:
             check_count(name, value)
     check_exploitability(exploitability, run.env)
+    if full and not isinstance(run.env, Economy):
+        raise UserError(
+            f"full=True (--full) does not apply to {run.env.name}: errors off the path, stability and moments are of "
+            "economies; leave it out"
+        )
     if isinstance(run.env, Economy):
         check_concept(run.env, run.params, run.concept)
     policies = [run.agent.policy(state) for state in (run.state, run.untrained_state)]

@@ -20,6 +20,7 @@ from .states import levels, unpack
 MOST_COORDINATES = 200
 ITERATIONS, NEWTON_STEPS = 2000, 30
 FIXED = 1e-9
+NO_REST_POINT = "no rest point of the policy was found near the steady state"
 PATHS, PERIODS = 32, 1000
 
 
@@ -30,11 +31,13 @@ class FixedPoint(NamedTuple):
         x: in coordinates, `[D]`.
         state: the state itself.
         spectral_radius: the largest modulus among the eigenvalues of the closed loop there.
+        distance: from the economy's steady state, the largest of any coordinate's; positive ones are in logs.
     """
 
     x: np.ndarray
     state: EnvState
     spectral_radius: float
+    distance: float
 
 
 def fixed_point(
@@ -62,8 +65,9 @@ def fixed_point(
         x, gap, slope = (np.asarray(each[index]) for each in (rests, gaps, slopes))
         if np.isfinite(x).all() and gap < FIXED and np.isfinite(slope).all():
             radius = float(np.abs(np.linalg.eigvals(slope)).max())
-            return FixedPoint(x, unpack(coordinates, jnp.asarray(x), like), radius), ""
-    return None, "no rest point of the policy was found near the steady state"
+            distance = float(np.abs(x - np.asarray(starts[0])).max())
+            return FixedPoint(x, unpack(coordinates, jnp.asarray(x), like), radius, distance), ""
+    return None, NO_REST_POINT
 
 
 def mean_shock(law: ShockLaw) -> Array | None:
@@ -154,9 +158,10 @@ def _growth(
 
 
 def fixed_point_report(point: FixedPoint, coordinates: StateCoordinates) -> dict[str, Any]:
-    """The point in the state's own units, and its spectral radius."""
+    """The point in the state's own units, its spectral radius and its distance from the economy's steady state."""
     x = levels(coordinates, point.x)
     return {
         "spectral_radius": point.spectral_radius,
+        "from_steady_state": point.distance,
         "fixed_point": dict(zip(coordinates.names, map(float, x), strict=True)),
     }
