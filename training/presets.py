@@ -42,9 +42,11 @@ PRESETS: dict[tuple[str, str], Mapping[str, Any]] = {
         "training": {"iterations": 200},
     },
     ("Growth-v0", "deqn"): {
-        # rare states are where errors are largest: a long ring gives them again, as often as they are wrong
+        # rare states are where errors are largest: a long ring gives them again, as often as they are wrong; a level
+        # that jumps at the first steps can end where capital accumulates and the conditions hold as well
         "agent": {
             "learning_rate": 3e-3,
+            "warmup": 2000,
             "activation": "silu",
             "fresh_share": 0.1,
             "replay_size": 65536,
@@ -96,6 +98,30 @@ PRESETS: dict[tuple[str, str], Mapping[str, Any]] = {
         },
         "rollout": {"num_envs": 64, "num_steps": 32},
         "training": {"iterations": 100},
+    },
+    ("LogitPricing-v0", "mappo"): {
+        # no spread is set, since prices on a grid have none; it is learned
+        "agent": {"learning_rate": 3e-3, "schedule": "linear"},
+        "rollout": {"num_envs": 256, "num_steps": 8},
+        "training": {"iterations": 100},
+    },
+    ("Cournot-v0", "mappo"): {
+        # played once: what a firm answers are its rivals' samples, so exploring fades away
+        "agent": {"learning_rate": 2e-3, "schedule": "linear", "initial_std": 0.3, "final_std": 0.02},
+        "rollout": {"num_envs": 256, "num_steps": 8},
+        "training": {"iterations": 100},
+    },
+    ("Auction-v0", "mappo"): {
+        # what a bid is worth is mostly luck: large batches; exploring blunts bids at the top while it lasts
+        "agent": {
+            "learning_rate": 3e-3,
+            "schedule": "linear",
+            "minibatches": 8,
+            "initial_std": 0.3,
+            "final_std": 0.03,
+        },
+        "rollout": {"num_envs": 2048, "num_steps": 2},
+        "training": {"iterations": 300},
     },
     ("StochasticAK-v0", "deqn"): {
         # a share that falls with wealth solves the equation to first order near the path: far states pin its level
@@ -150,7 +176,7 @@ PRESETS: dict[tuple[str, str], Mapping[str, Any]] = {
     ("CellCount-v0", "reinforce"): {
         "agent": {"learning_rate": 3e-3, "schedule": "linear", "widths": [32, 32]},
         "rollout": {"num_envs": 32, "num_steps": 10, "fresh_episodes": True},
-        "training": {"iterations": 300},
+        "training": {"iterations": 450},
     },
     ("CellCount-v0", "mappo"): {
         "agent": {"learning_rate": 1e-3, "schedule": "linear", "widths": [32, 32]},

@@ -75,7 +75,8 @@ class JaxMARLEnvironment(ByConfiguration, Environment):
 
     Args:
         jaxmarl_id: JaxMARL's name, "MPE_simple_spread_v3".
-        options: constructor arguments; two environments are equal when both are.
+        options: constructor arguments; two environments are equal when both are. SMAX's `scenario` may be a name,
+            "2s3z".
 
     Raises:
         UserError: an unknown name, options that JaxMARL does not take, agents whose actions differ in kind, or an
@@ -268,6 +269,11 @@ def make_from_jaxmarl(name: str, **overrides: Any) -> tuple[JaxMARLEnvironment, 
 
 
 def _make(name: str, options: Mapping[str, Any]) -> MultiAgentEnv:
+    if isinstance(scenario := options.get("scenario"), str) and name.endswith("SMAX"):  # by name, as in SMAC
+        known = import_jaxmarl("jaxmarl.environments.smax.smax_env").MAP_NAME_TO_SCENARIO
+        if scenario not in known:
+            raise unknown("SMAX scenario", scenario, known)
+        options = {**options, "scenario": known[scenario]}
     return jaxmarl.make(name, **options)
 
 

@@ -342,3 +342,51 @@ def test_mappo_learns_to_spread():
         assert all(np.isfinite(value).all() for value in metrics.values())
         returns.append(float(metrics["episode/return_sum"].sum() / metrics["episode/finished"].sum()))
     assert returns[-1] > returns[0] + 3, returns
+
+
+@pytest.mark.extended
+def test_in_a_battle_the_fallen_wait_and_earn_nothing():
+    """Marines that stand still lose; what the living may do and see is JaxMARL's, and a lost battle is an end."""
+    env, params = make("HeuristicEnemySMAX", scenario="3m")
+    step, own_step = jax.jit(env.step_env), jax.jit(env.inner.step_env)
+    look = jax.jit(lambda s: (env.agent_mask(s, params), env.action_mask(s, params), env.world_state(s, params)))
+    _, state = jax.jit(env.reset_env)(jax.random.key(0), params)
+    stop, fell, over, time = jnp.full(3, 4, jnp.int32), [], False, 0
+    while not over:
+        before, key = state, jax.random.key(time)
+        shown, state, reward, over, _ = step(key, before, stop, params)
+        own_shown, own, own_reward, *_ = own_step(key, before.inner, dict(zip(env.inner.agents, stop, strict=True)))
+        alive, mask, world = look(state)
+        allies = np.asarray(own.state.unit_alive[:3])
+        np.testing.assert_array_equal(alive, np.asarray(before.alive) if over else allies)
+        np.testing.assert_allclose(shown, np.stack([own_shown[a] for a in env.inner.agents]), atol=1e-5)
+        np.testing.assert_allclose(world, own_shown["world_state"], atol=1e-4)
+        np.testing.assert_allclose(reward, np.where(before.alive, own_reward["ally_0"], 0), atol=1e-6)
+        legal = env.inner.get_avail_actions(own)
+        np.testing.assert_array_equal(mask, [legal[a].astype(bool) for a in env.inner.agents])
+        assert mask[~allies].sum() == (~allies).sum()
+        assert mask[~allies, 4].all()
+        assert not env.is_truncated(state, params)
+        fell.append(3 - int(allies.sum()))
+        time += 1
+    assert fell[-1] == 3
+    assert {1, 2} & set(fell)
+
+
+@pytest.mark.extended
+def test_an_undecided_battle_is_cut_off():
+    env, params = make("HeuristicEnemySMAX", scenario="3m", max_steps=2)
+    _, state = env.reset_env(jax.random.key(0), params)
+    ends = []
+    for time in range(3):
+        _, state, _, terminated, _ = env.step_env(jax.random.key(time), state, jnp.full(3, 4, jnp.int32), params)
+        ends.append((bool(terminated), bool(env.is_truncated(state, params))))
+    assert ends == [(False, False), (False, False), (False, True)]
+
+
+def test_a_scenario_by_name():
+    env, _ = make("HeuristicEnemySMAX", scenario="2s3z")
+    assert env.num_agents == 5
+    assert env.inner.scenario.tolist() == [2, 2, 3, 3, 3] * 2
+    with pytest.raises(UserError, match=r"unknown SMAX scenario '3mm'\. Did you mean '3m'"):
+        make("HeuristicEnemySMAX", scenario="3mm")
