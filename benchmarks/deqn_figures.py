@@ -92,7 +92,7 @@ def scores(report: dict[str, Any], run: Run, policy: Policy) -> list[str]:
     """One policy's cells, as `SCORES` names them; "off" is how far consumption and the kink are from the answer's."""
     errors = report.get("euler") or next(iter(report["residuals"].values()))
     cells = [log10(errors[level]) for level in ("mean", "p99", "max")]
-    shares = [f"{limit['share']:.3f}" for limit in report.get("binding", {}).values()]
+    shares = [f"{limit['late_share']:.3f}" for limit in report.get("binding", {}).values()]
     with jax.enable_x64(True):
         env, params = build_env(run.config.env)
         known = known_answer(env, params)
