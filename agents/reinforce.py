@@ -83,7 +83,7 @@ class REINFORCE(Agent):
             but rates of events. "both": the mean of the two for a sampled action. "trajectory": the simulator's over a
             whole episode, replayed with the policy inside, so that what actions move besides events counts for the
             later events; not for a reward that is paid for such moves themselves. All but "actions" need an
-            environment with scored events, "trajectory" a tissue with substeps=1, num_steps at its time limit and
+            environment with scored events, "trajectory" a tissue, num_steps at its time limit and
             fresh_episodes; of a rollout it scores the first episode.
         returns: what weighs the score of a transition: what an agent earns from it on, "to_go", or all that it earns
             in the episode ("total", from the rollout's start where that comes later). Undiscounted, the mean of the

@@ -43,6 +43,7 @@ class Record(NamedTuple):
         action_mask: legal actions.
         sampled: what was sampled.
         before, after: states around each transition.
+        action: as the environment took it; only where the events' trajectory reads it.
         first: whether the transition is of the rollout's first episode.
     """
 
@@ -52,6 +53,7 @@ class Record(NamedTuple):
     sampled: Sampled | None
     before: EnvState | None
     after: EnvState | None
+    action: PyTree
     first: Bool[Array, "T N"] | None
 
 
@@ -100,11 +102,6 @@ def _check_trajectory(env: Environment, params: EnvParams, num_steps: int) -> No
             f"{env.name}: score='trajectory' replays a tissue's simulator with the policy inside, and this is not a "
             "tissue itself; use score='events'"
         )
-    if env.substeps != 1:
-        raise UserError(
-            f"{env.name}: score='trajectory' replays every macro-step, but of substeps = {env.substeps} in a step a "
-            "rollout holds the noise of the last alone; use substeps=1, or score='events'"
-        )
     horizons = np.unique(np.asarray(params.max_steps_in_episode))
     if (horizons != num_steps).any():
         shown = ", ".join(map(str, horizons))
@@ -124,6 +121,7 @@ def record_of(score: str, rollout: Rollout) -> Record:
         sampled=rollout.extras if isinstance(rollout.extras, Sampled) else None,
         before=rollout.env_state if events else None,
         after=rollout.next_env_state if events else None,
+        action=rollout.action if score == "trajectory" else None,
         first=before_end(rollout.terminated | rollout.truncated) if score == "trajectory" else None,
     )
     return jax.lax.stop_gradient(record)
@@ -177,25 +175,13 @@ def _events(action: PyTree, record: Record, env: Any, params: EnvParams) -> Floa
 
 
 def _trajectory(policy: Controller, record: Record, env: Any, params: EnvParams) -> Float[Array, "T N 1"]:
-    """Log-probability of the first episode's macro-steps, replayed from its first state with the policy live.
+    """Log-probability of the first episode's macro-steps, replayed from its first state with the policy live."""
 
-    What comes after that episode is replaced by frames in which nothing happens, and scores 0.
-    """
-    import jax_morph
+    def one(before, action, after, first):
+        return env.trajectory_log_prob(policy, before, action, after, first, params)
 
-    model = env.closed_loop(policy, params)
-    before: Any = record.before
-    after: Any = record.after
-
-    def one(start, following, first):
-        def framed(x, y):
-            happened = jnp.where(first.reshape(-1, *(1,) * (y.ndim - 1)), y, jnp.zeros_like(y))
-            return jnp.concatenate([x[:1], happened])
-
-        history = jax.tree.map(framed, start, following)
-        return jax_morph.trajectory_logp(model, history, params.dt, checkpoint=True)
-
-    return jax.vmap(one, 1, 1)(before.tissue, after.tissue, record.first)[..., None]
+    scores = jax.vmap(one, in_axes=1, out_axes=1)
+    return scores(record.before, record.action, record.after, record.first)[..., None]
 
 
 class Batch(NamedTuple):

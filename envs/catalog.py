@@ -191,6 +191,54 @@ _builtin(
     summary="organ size control from above: one division rate for all cells, from their number; a single agent",
 )
 _builtin(
+    "Elongation-v0",
+    ".tissues.elongation:Elongation",
+    calibrations={"default": {}, "unoriented": {"oriented": False}, "decision": {"mode": "decision"}},
+    summary="axis extension: cells choose who divides and along which axis, so that the tissue becomes long",
+)
+_builtin(
+    "TargetShape-v0",
+    ".tissues.target_shape:TargetShape",
+    calibrations={"default": {}, "L": {"shape": "L"}, "V": {"shape": "V"}},
+    summary="growth to a silhouette: cells divide and push so that they fill an ellipse, an L or a V",
+)
+_builtin(
+    "TypeBalance-v0",
+    ".tissues.type_balance:TypeBalance",
+    calibrations={"default": {}, "silent": {"secreting": False}},
+    summary="two cell types kept equal in number, one division at a time",
+)
+_builtin(
+    "WoundHealing-v0",
+    ".tissues.wound_healing:WoundHealing",
+    calibrations={"default": {}, "homeostasis": {"wound_radius": 0.0}},
+    summary="homeostasis under death, and repair after a disc of cells is ablated",
+)
+_builtin(
+    "Chemotaxis-v0",
+    ".tissues.chemotaxis:Chemotaxis",
+    calibrations={"default": {}},
+    summary="active Brownian cells swim to the source of a chemical; differentiable from end to end",
+)
+_builtin(
+    "Aggregation-v0",
+    ".tissues.aggregation:Aggregation",
+    calibrations={"default": {}},
+    summary="active Brownian cells find each other by smell; differentiable from end to end",
+)
+_builtin(
+    "FrenchFlag-v0",
+    ".tissues.french_flag:FrenchFlag",
+    calibrations={"default": {}, "logits": {"mode": "logits"}},
+    summary="positional information: noisy morphogens tell cells of a sheet of any length which stripe is theirs",
+)
+_builtin(
+    "StressHomogeneity-v0",
+    ".tissues.stress_homogeneity:StressHomogeneity",
+    calibrations={"default": {}},
+    summary="even growth: cells temper a morphogen's drive to divide by the pressure that they feel",
+)
+_builtin(
     "RBCLabor-v0",
     ".economies.rbc_labor:RBCLabor",
     calibrations={

@@ -16,10 +16,12 @@ import jax.numpy as jnp
 import jax_morph
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree, UInt32
 
 from ..errors import UserError
 from .environment import NON_NEGATIVE, POSITIVE, Domain, Environment, EnvParams, EnvState, canonical_params, parameter
+from .tissues._forces import stable_step
+from .tissues._scores import division_log_prob, replayed_log_prob, scored_divisions
 from .tissues._steps import Control
 
 
@@ -31,6 +33,8 @@ class Events:
         trials: scored chances to divide of the cell that held the slot at the step's start, and of its descendants,
             whose rates are all its action.
         divisions: those of them that happened.
+        births: daughters that this cell and its descendants were given, scored or not.
+        deaths: of this cell and its descendants, by chance or by ablation.
         ancestor: the slot, at the step's start, of the ancestor of the cell that holds this slot now (its own, if old).
         kept: the cell that holds the slot now held it at the step's start.
         overflow: a division found no free slot.
@@ -38,6 +42,8 @@ class Events:
 
     trials: Int[Array, " A"]
     divisions: Int[Array, " A"]
+    births: Int[Array, " A"]
+    deaths: Int[Array, " A"]
     ancestor: Int[Array, " A"]
     kept: Bool[Array, " A"]
     overflow: Bool[Array, ""]
@@ -45,22 +51,35 @@ class Events:
 
 @struct.dataclass
 class TissueState(EnvState):
-    """The simulator's state, and the events of the step that led to it; `time` counts environment steps."""
+    """The simulator's state, and the events of the step that led to it; `time` counts environment steps.
+
+    Attributes:
+        tissue: the simulator's.
+        events: of the last step.
+        key: that of the last step, as plain integers: with it and the action every macro-step can be rebuilt.
+    """
 
     tissue: jax_morph.BaseState
     events: Events
+    key: UInt32[Array, " 2"]
 
 
 @struct.dataclass
-class TissueParams(EnvParams):
+class MechanicsParams(EnvParams):
     """Physics that every tissue has. Lengths are in cell diameters, energies in the repulsion's, drag is 1."""
 
     dt: float = parameter(0.1, POSITIVE, "length of a macro-step, in units of drag * diameter^2 / repulsion energy")
     kT: float = parameter(0.01, NON_NEGATIVE, "thermal energy of the cells' jitter")
+    max_steps_in_episode: int = parameter(10, Domain(1, open_low=False), "decisions until the tissue is scored")
+
+
+@struct.dataclass
+class TissueParams(MechanicsParams):
+    """Of a tissue that grows from a few founders."""
+
     growth_rate: float = parameter(2.0, NON_NEGATIVE, "speed at which a newborn's radius starts to regrow")
     founders: int = parameter(4, Domain(1, open_low=False), "cells at reset")
     founder_noise: float = parameter(0.05, NON_NEGATIVE, "standard deviation of the founders' positions")
-    max_steps_in_episode: int = parameter(10, Domain(1, open_low=False), "decisions until the tissue is scored")
 
 
 @functools.lru_cache(maxsize=256)
@@ -84,8 +103,9 @@ class Tissue(Environment):
     (`potential`, `score`). The reward is the gain in `potential`, so that a return is the last value but for a
     constant; all cells that acted get it.
 
-    Episodes are scored at their horizon, and terminate there; they terminate too when a division finds no free slot
-    (`info["overflow"]`) or no cell is left. The discount is 1.
+    Episodes are scored at their horizon, and terminate there, with discount 1; an `unending` task has a `task_reward`
+    of its own, is truncated instead and discounts. All terminate when a division finds no free slot
+    (`info["overflow"]`) or no cell is left.
 
     Attributes:
         capacity: slots for cells.
@@ -101,7 +121,13 @@ class Tissue(Environment):
     exchangeable: ClassVar[bool] = True
     params_type: ClassVar[type[EnvParams]] = TissueParams
     ports: ClassVar[tuple[jax_morph.StateFieldSpec, ...]] = ()
+    interaction: ClassVar[jax_morph.physics.PairwisePotential | None] = None
+    smallest_diameter: ClassVar[float] = 1.0
+    num_types: ClassVar[int] = 1
+    unending: ClassVar[bool] = False
     scores_events: ClassVar[bool] = False
+    no_events: ClassVar[str] = "no event here is sampled at a rate that an action sets; use score='actions'"
+    categorical: ClassVar[bool] = False
     _supports_transition_gradients: ClassVar[bool] = False
 
     # -- the tissue -------------------------------------------------------------------------------------------------
@@ -135,8 +161,16 @@ class Tissue(Environment):
         raise NotImplementedError
 
     def potential(self, tissue: jax_morph.BaseState, params: EnvParams) -> Float[Array, ""]:
-        """What the reward is the gain of."""
+        """What the reward is the gain of; only where `task_reward` is not overridden."""
         raise NotImplementedError
+
+    def task_reward(self, state: TissueState, next_state: TissueState, params: EnvParams) -> Float[Array, ""]:
+        """What a step is worth to every cell that acted in it."""
+        return self.potential(next_state.tissue, params) - self.potential(state.tissue, params)
+
+    def report(self, state: TissueState, params: EnvParams) -> dict[str, Array]:
+        """What `info` says of a task beyond its score."""
+        return {}
 
     # -- derived ----------------------------------------------------------------------------------------------------
 
@@ -158,10 +192,17 @@ class Tissue(Environment):
         return super().capabilities | {"score"} | ({"events"} if self.scores_events else set())
 
     def check_params(self, params: EnvParams) -> None:
-        """Raise `UserError` where there are more founders than slots."""
-        if np.any(np.asarray(params.founders) > self.capacity):
+        """Raise `UserError` where there are more founders than slots, or dt is too long for explicit mechanics."""
+        founders = np.asarray(getattr(params, "founders", 0))
+        if np.any(founders > self.capacity):
+            raise UserError(f"{self.name}: founders = {founders} must not exceed the capacity of {self.capacity}")
+        if self.interaction is None:
+            return
+        dt, limit = float(np.max(params.dt)), stable_step(self.interaction, self.smallest_diameter)
+        if dt >= limit:
             raise UserError(
-                f"{self.name}: founders = {np.asarray(params.founders)} must not exceed the capacity of {self.capacity}"
+                f"{self.name}: dt = {dt:g} must be below {limit:.4g}, where explicit mechanics of cells of diameter "
+                f"{self.smallest_diameter:.3g} becomes unstable"
             )
 
     def model(self, params: EnvParams) -> jax_morph.Model:
@@ -171,12 +212,12 @@ class Tissue(Environment):
     def reset_env(self, key: Array, params: EnvParams) -> tuple[Float[Array, "A O"], TissueState]:
         """Founders and their first observation."""
         state_class = _simulator(self)[2]
-        empty = state_class.init_empty(capacity=self.capacity, n_space_dim=2, n_types=1)
+        empty = state_class.init_empty(capacity=self.capacity, n_space_dim=2, n_types=self.num_types)
         tissue = self.sense(self.initial_tissue(key, empty, params), params)
         slots = jnp.arange(self.capacity, dtype=jnp.int32)
         none = jnp.zeros(self.capacity, jnp.int32)
-        events = Events(none, none, slots, tissue.alive, jnp.zeros((), bool))
-        state = TissueState(time=jnp.int32(0), tissue=tissue, events=events)
+        events = Events(none, none, none, none, slots, tissue.alive, jnp.zeros((), bool))
+        state = TissueState(time=jnp.int32(0), tissue=tissue, events=events, key=jax.random.key_data(key))
         return self.masked_observation(tissue, params), state
 
     def step_env(
@@ -185,42 +226,61 @@ class Tissue(Environment):
         """Write the action, then run the macro-steps.
 
         With the key `k` of this call, the tissue is that of `jax_morph.simulate(model, written, substeps, dt, k)`.
-        `info` has `overflow`, `action_clipped` (an action lay outside its bounds) and `num_cells`.
+        `info` has `overflow`, `action_clipped` (an action lay outside its bounds), `num_cells`, `score` and what
+        `report` adds.
         """
         action, clipped = self.legal_action(action, params)
         tissue, events = self.advance(key, self.write_action(state.tissue, action, params), params)
         tissue = self.sense(tissue, params)
-        next_state = TissueState(time=state.time + 1, tissue=tissue, events=events)
-        gain = self.potential(tissue, params) - self.potential(state.tissue, params)
+        next_state = TissueState(time=state.time + 1, tissue=tissue, events=events, key=jax.random.key_data(key))
+        gain = self.task_reward(state, next_state, params)
         reward = jnp.where(state.tissue.alive, gain, jnp.zeros_like(gain))
-        if jnp.issubdtype(jnp.result_type(action), jnp.floating):  # physics would read a NaN as "do nothing"
-            reward = jnp.where(jnp.isfinite(action).all(), reward, jnp.nan)
-        over = events.overflow | (next_state.time >= params.max_steps_in_episode) | ~tissue.alive.any()
+        reward = jnp.where(_all_finite(action), reward, jnp.nan)  # physics would read a NaN as "do nothing"
+        over = events.overflow | ~tissue.alive.any()
+        if not self.unending:
+            over = over | (next_state.time >= params.max_steps_in_episode)
         info = {
             "overflow": events.overflow,
             "action_clipped": clipped,
             "num_cells": jnp.sum(tissue.alive, dtype=jnp.int32),
+            "score": self.score(next_state, params),
         }
+        info |= self.report(next_state, params)
         return self.masked_observation(tissue, params), next_state, reward, over, info
 
     def advance(self, key: Array, tissue: jax_morph.BaseState, params: EnvParams) -> tuple[Any, Events]:
         """Run `substeps` macro-steps and reduce their events to one record a slot."""
         model = self.model(params)
         slots = jnp.arange(self.capacity, dtype=jnp.int32)
+        never = jnp.zeros(self.capacity, bool)
 
         def macro_step(carry, key):
             before, ancestor, kept = carry
             after = model(before, dt=params.dt, key=key)
-            born = after.born > 0.5
+            born = after.born > 0.5 if "born" in after.specs else never
+            died = after.death > 0.5 if "death" in after.specs else never
+            heir = jnp.where(born, ancestor[after.mother], ancestor) if "mother" in after.specs else ancestor
+            trial, divided = scored_divisions(after) if "divided" in after.specs else (never, never)
             kept = kept & after.alive & ~born
-            trial, divided = scored_divisions(after)
-            heir = jnp.where(born, ancestor[after.mother], ancestor)
-            return (after, heir, kept), (trial, divided, ancestor)
+            return (after, heir, kept), (trial, divided, ancestor, born, died, heir)
 
         keys = jax.random.split(key, self.substeps)
-        (tissue, heir, kept), (trial, divided, owner) = jax.lax.scan(macro_step, (tissue, slots, tissue.alive), keys)
-        trials, divisions = (jnp.zeros_like(slots).at[owner].add(flag.astype(jnp.int32)) for flag in (trial, divided))
-        return tissue, Events(trials, divisions, heir, kept, tissue.division_overflow > 0.5)
+        carry = (tissue, slots, tissue.alive)
+        (tissue, last, kept), (trial, divided, owner, born, died, heir) = jax.lax.scan(macro_step, carry, keys)
+
+        def per_slot(owner, flag):
+            return jnp.zeros_like(slots).at[owner].add(flag.astype(jnp.int32))
+
+        overflow = tissue.division_overflow > 0.5 if "division_overflow" in tissue.specs else jnp.zeros((), bool)
+        return tissue, Events(
+            trials=per_slot(owner, trial),
+            divisions=per_slot(owner, divided),
+            births=per_slot(heir, born),
+            deaths=per_slot(heir, died),
+            ancestor=last,
+            kept=kept,
+            overflow=overflow,
+        )
 
     def sense(self, tissue: jax_morph.BaseState, params: EnvParams) -> jax_morph.BaseState:
         """`tissue` with the sensed fields brought up to date."""
@@ -242,23 +302,24 @@ class Tissue(Environment):
         return 1 - (tissue.macro_step / total).astype(jnp.result_type(float))
 
     def world_state(self, state: TissueState, params: EnvParams) -> Float[Array, " S"]:
-        """The living cells' mean observation, the share of slots in use and the share of time that is left."""
+        """The living cells' mean observation, the share of slots in use and, where the task ends, of time left."""
         alive = state.tissue.alive
         seen = self.masked_observation(state.tissue, params)
         mean = seen.sum(axis=0) / jnp.maximum(alive.sum(), 1).astype(seen.dtype)
         share = alive.mean(dtype=seen.dtype)
-        return jnp.concatenate([mean, jnp.stack([share, self.remaining_time(state.tissue, params)])])
+        rest = [share] if self.unending else [share, self.remaining_time(state.tissue, params)]
+        return jnp.concatenate([mean, jnp.stack(rest)])
 
     def agent_mask(self, state: TissueState, params: EnvParams) -> Bool[Array, " A"]:
         """The living cells."""
         return state.tissue.alive
 
     def is_truncated(self, state: TissueState, params: EnvParams) -> Bool[Array, ""]:
-        """Never: at the horizon the tissue is scored, and nothing comes after it."""
-        return jnp.zeros((), bool)
+        """At the time limit of an unending task; else never: the tissue is scored, and nothing comes after it."""
+        return jnp.asarray(self.unending) & (state.time >= params.max_steps_in_episode)
 
     def discount_factor(self, params: EnvParams) -> Float[Array, ""]:
-        """1: only the final tissue counts."""
+        """1, since only the final tissue counts; an unending task overrides it."""
         return jnp.ones((), jnp.result_type(float))
 
     def successor(self, state: TissueState, next_state: TissueState, params: EnvParams) -> Int[Array, " A"]:
@@ -275,11 +336,12 @@ class Tissue(Environment):
     def event_log_prob(
         self, state: TissueState, action: PyTree, next_state: TissueState, params: EnvParams
     ) -> Float[Array, " A"]:
-        """Log-probability of the divisions recorded in `next_state`, under the hazards that `action` sets.
+        """Log-probability of the divisions recorded in `next_state`, under the rates that `action` sets.
 
         A chance to divide at rate r over dt succeeds with p = 1 - exp(-r dt). Each agent answers for its own chances
         and for those of the daughters born during the step, whose rate is inherited. A cell for which no slot was left,
-        because cells before it had filled them, could change nothing: its chance is left out, taken or not.
+        because cells before it had filled them, could change nothing: its chance is left out, taken or not. Where one
+        cell is drawn (`categorical`), the score log(d_i / sum d) stands at the cell that divided.
 
         Args:
             state: where the step began.
@@ -287,17 +349,11 @@ class Tissue(Environment):
             next_state: where the step ended.
 
         Raises:
-            UserError: the environment has no events whose probability an action sets.
+            UserError: the environment has no events whose probability an action sets, and sets alone.
         """
         if not self.scores_events:
-            raise UserError(f"{self.name}: no event here is sampled at a rate that an action sets; use mode='hazard'")
-        action, _ = self.legal_action(action, params)
-        rate = self.write_action(state.tissue, action, params).division_rate
-        exposure = jnp.maximum(rate, 0.0) * params.dt
-        divisions = next_state.events.divisions.astype(rate.dtype)
-        survivals = (next_state.events.trials - next_state.events.divisions).astype(rate.dtype)
-        # Slots without a cell were written too, and have neither divisions nor survivals.
-        return divisions * jax_morph.ad_utils.safe_log(-jnp.expm1(-exposure)) - survivals * exposure
+            raise UserError(f"{self.name}: {self.no_events}")
+        return division_log_prob(self, state, self.legal_action(action, params)[0], next_state, params)
 
     def closed_loop(
         self, policy: Callable[[Float[Array, "A O"]], PyTree], params: EnvParams | None = None
@@ -315,16 +371,34 @@ class Tissue(Environment):
         params = self.default_params if params is None else params
         return jax_morph.Model([Control(self, policy, params), *self.model(params).steps])
 
+    def trajectory_log_prob(
+        self,
+        policy: Callable[[Float[Array, "A O"]], PyTree],
+        state: TissueState,
+        action: PyTree,
+        next_state: TissueState,
+        happened: Bool[Array, " T"],
+        params: EnvParams,
+    ) -> Float[Array, " T"]:
+        """The simulator's own log-probability of a recorded episode, replayed with a policy live inside it.
 
-def scored_divisions(after: jax_morph.BaseState) -> tuple[Bool[Array, " A"], Bool[Array, " A"]]:
-    """The cells whose chance to divide in a macro-step could make a difference, and those of them that divided.
+        Every macro-step is rebuilt from the state before its step, the action and the step's key; the replay then
+        starts from the first state and carries what it computes, so that later observations depend on the policy.
 
-    The simulator serves dividing cells in the order of their slots until no slot is free. Whether a cell had one is
-    decided before it draws, so leaving out those that had none does not bias the score.
-    """
-    eligible = after.divide_eligible > 0.5
-    divided = after.divided > 0.5
-    served_before = jnp.cumsum(divided) - divided
-    free = after.n_cells - jnp.sum(eligible)
-    scored = eligible & (served_before < free)
-    return scored, divided & scored
+        Args:
+            policy: as for `closed_loop`; the result is differentiable in its arrays.
+            state, next_state: before and after each step, leaves `[T, ...]`.
+            action: as `step` took it, `[T, A, ...]`.
+            happened: false for steps after the episode's end: nothing happens in them, and their score is 0.
+            params: the environment's parameters.
+
+        Returns:
+            The score of each step, summed over its macro-steps.
+        """
+        return replayed_log_prob(self, policy, state, action, next_state, happened, params)
+
+
+def _all_finite(action: PyTree) -> Bool[Array, ""]:
+    """Whether no real number in an action is a NaN."""
+    leaves = [leaf for leaf in jax.tree.leaves(action) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return jnp.all(jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves])) if leaves else jnp.ones((), bool)

@@ -99,6 +99,7 @@ def test_mappo_earns_more(env_id):
     assert earns_more(trained(env_id, "mappo", iterations=40, rollout={"num_envs": 64, "num_steps": 32}))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("env_id", LONGER)
 def test_mappo_earns_more_with_its_preset(env_id):
     assert earns_more(trained(env_id, "mappo"))

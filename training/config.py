@@ -204,29 +204,33 @@ class Config(Section):
 
 
 def is_solver(name: str) -> bool:
-    """Whether an agent of that name is a classical solver; otherwise it is a learner.
+    """Whether an agent of that name is a classical solver or a tissue's rule; otherwise it is a learner.
 
     Raises:
         UserError: it is neither; the message names the nearest.
     """
     from ..agents.classical import SOLVERS
+    from ..agents.classical.tissues import RULES
 
     if not isinstance(name, str):
         kind = name.__name__ if isinstance(name, type) else type(name).__name__
         raise UserError(f"an agent is given by its name, such as 'deqn', got {kind}; its options go beside the name")
-    if name not in AGENTS and name not in SOLVERS:
-        raise unknown("agent", str(name), [*AGENTS, *SOLVERS])
-    return name in SOLVERS
+    if name not in AGENTS and name not in SOLVERS and name not in RULES:
+        raise unknown("agent", str(name), [*AGENTS, *SOLVERS, *RULES])
+    return name in SOLVERS or name in RULES
 
 
 def make_agent(name: str, env: Any, params: Any, **hyperparameters: Any) -> Any:
-    """The agent of that name; a classical solver solves the environment here.
+    """The agent of that name; a classical solver solves the environment here, a rule is made for it.
 
     Raises:
         UserError: there is none, or it refuses its hyperparameters or (a solver) the environment.
     """
     from .. import agents
+    from ..agents.classical.tissues import RULES, rule_agent
 
+    if name in RULES:
+        return rule_agent(name, env, params, **hyperparameters)
     if is_solver(name):
         return agents.classical_agent(name, env, params, **hyperparameters)
     if name in ("ppo", "team_episodes"):
@@ -246,8 +250,9 @@ def hyperparameters(name: str) -> dict[str, Any]:
 
     if is_solver(name):
         from ..agents.classical.agent import options_of
+        from ..agents.classical.tissues import RULES, rule_options
 
-        return options_of(name)
+        return rule_options(name) if name in RULES else options_of(name)
     learner = getattr(agents, AGENTS[name])
     if not isinstance(learner, type):
         learner = typing.get_type_hints(learner)["return"]

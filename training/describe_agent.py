@@ -16,15 +16,16 @@ WIDTH = 118
 def is_agent(name: str) -> bool:
     """Whether an agent goes by that name."""
     from ..agents.classical import SOLVERS
+    from ..agents.classical.tissues import RULES
 
-    return name in AGENTS or name in SOLVERS
+    return name in AGENTS or name in SOLVERS or name in RULES
 
 
 def describe_agent(name: str) -> str:
     """What an agent does, every option with its default and meaning, and the settings known to work, by environment.
 
     Args:
-        name: a learner's or a solver's.
+        name: of a learner, a solver or a tissue's rule.
 
     Raises:
         UserError: there is no such agent.
@@ -54,9 +55,10 @@ def _definition(name: str) -> Any:
     """The class or function whose docstring says what there is to set."""
     from .. import agents
     from ..agents.classical import solver
+    from ..agents.classical.tissues import RULES
 
     if is_solver(name):
-        return solver(name)
+        return RULES[name] if name in RULES else solver(name)
     learner = getattr(agents, AGENTS[name])
     return learner if isinstance(learner, type) else agents.MAPPO
 

@@ -24,6 +24,9 @@ NEARLY_RIGHT: Mapping[str, Any] = {
     "final_std": 0.01,
 }
 
+# Cells succeed or fail as one, and episodes are short.
+CELLS: Mapping[str, Any] = {"learning_rate": 1e-3, "schedule": "linear", "widths": [32, 32], "value": "team_mean"}
+
 # nested settings, as in a configuration file; they lie over the defaults and under everything that the user says
 PRESETS: dict[tuple[str, str], Mapping[str, Any]] = {
     ("BrockMirman-v0", "deqn"): {
@@ -193,6 +196,46 @@ PRESETS: dict[tuple[str, str], Mapping[str, Any]] = {
         "rollout": {"num_envs": 32, "num_steps": 10, "fresh_episodes": True},
         "training": {"iterations": 150},
     },
+    ("Elongation-v0", "mappo"): {
+        "agent": CELLS,
+        "rollout": {"num_envs": 32, "num_steps": 24, "fresh_episodes": True},
+        "training": {"iterations": 120},
+    },
+    ("TargetShape-v0", "mappo"): {
+        "agent": CELLS,
+        "rollout": {"num_envs": 32, "num_steps": 8, "fresh_episodes": True},
+        "training": {"iterations": 150},
+    },
+    ("TypeBalance-v0", "mappo"): {
+        "agent": CELLS,
+        "rollout": {"num_envs": 32, "num_steps": 24, "fresh_episodes": True},
+        "training": {"iterations": 150},
+    },
+    ("WoundHealing-v0", "mappo"): {
+        "agent": CELLS,
+        "rollout": {"num_envs": 32, "num_steps": 30},
+        "training": {"iterations": 80},
+    },
+    ("Chemotaxis-v0", "mappo"): {
+        "agent": CELLS,
+        "rollout": {"num_envs": 32, "num_steps": 30, "fresh_episodes": True},
+        "training": {"iterations": 100},
+    },
+    ("Aggregation-v0", "mappo"): {
+        "agent": CELLS,
+        "rollout": {"num_envs": 32, "num_steps": 30, "fresh_episodes": True},
+        "training": {"iterations": 100},
+    },
+    ("FrenchFlag-v0", "mappo"): {
+        "agent": CELLS,
+        "rollout": {"num_envs": 32, "num_steps": 6, "fresh_episodes": True},
+        "training": {"iterations": 150},
+    },
+    ("StressHomogeneity-v0", "mappo"): {
+        "agent": CELLS,
+        "rollout": {"num_envs": 32, "num_steps": 12, "fresh_episodes": True},
+        "training": {"iterations": 120},
+    },
     ("CartPole-v1", "reinforce"): {
         "agent": {"learning_rate": 3e-3, "schedule": "linear"},
         "rollout": {"num_envs": 8, "num_steps": 500, "fresh_episodes": True},
@@ -224,12 +267,16 @@ def preset(env_id: str, agent_name: str) -> Mapping[str, Any]:
         agent_name: a learner's or a solver's name.
     """
     from ..agents.classical import SOLVERS
+    from ..agents.classical.tissues import RULES
 
-    if agent_name in SOLVERS:
+    if agent_name in SOLVERS or agent_name in RULES:
         return PRESETS.get((env_id, agent_name), SOLVER_PRESET)
     if agent_name == "team_episodes":
         return TEAM_EPISODES
     known = PRESETS.get((env_id, "mappo" if agent_name in ("ppo", "ippo") else agent_name), {})
     if agent_name in ("ppo", "ippo") and "agent" in known:  # MAPPO's, with a critic of their own
-        known = {**known, "agent": {key: value for key, value in known["agent"].items() if key != "critic"}}
+        known = {
+            **known,
+            "agent": {key: value for key, value in known["agent"].items() if key not in ("critic", "value")},
+        }
     return known

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -208,7 +209,11 @@ def options_of(name: str) -> dict[str, Any]:
     Raises:
         UserError: there is no solver of that name.
     """
-    function = solver(name)
+    return keyword_options(solver(name))
+
+
+def keyword_options(function: Callable) -> dict[str, Any]:
+    """A function's keyword-only arguments and their annotations."""
     hints = typing.get_type_hints(function)
     every = inspect.signature(function).parameters.values()
     return {each.name: hints[each.name] for each in every if each.kind is inspect.Parameter.KEYWORD_ONLY}

@@ -5,71 +5,92 @@ The simulator is young: it is imported here and in `tissue.py` only, so that a n
 
 from __future__ import annotations
 
-import functools
 from typing import Any, ClassVar
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
-from jax_morph import BaseState, Model, SimulationStep, StateFieldSpec, StepType, geometry
+from jax_morph import (
+    ALIVE,
+    CELLTYPE,
+    POSITION,
+    BaseState,
+    Model,
+    SimulationStep,
+    StateFieldSpec,
+    StepType,
+    StochasticStep,
+    ad_utils,
+    geometry,
+    simulate,
+    trajectory_logp,
+)
 from jax_morph.physics import (
+    ACTIVE_HEADING,
+    ACTIVE_SPEED,
+    DEATH_RATE,
     DIVISION_RATE,
+    ActiveBrownianDynamics2D,
     BrownianDynamics,
+    Death,
     Division,
     FreeScreenedDiffusion,
+    Morse,
+    PairwisePotential,
     SaturatingCellGrowth,
     SoftSphere,
+    VirialStress,
 )
 from jaxtyping import Array, Float
 
 __all__ = [
+    "ACTIVE_HEADING",
+    "ACTIVE_SPEED",
+    "DEATH_RATE",
     "DIVISION_AGE",
+    "DIVISION_AXIS",
     "DIVISION_RATE",
+    "FATE",
     "MACRO_STEP",
+    "PUSH",
+    "TURN_RATE",
+    "Ablation",
+    "ActiveBrownianDynamics2D",
     "BaseState",
     "BrownianDynamics",
+    "CategoricalDivision",
+    "Clock",
     "Control",
+    "Death",
     "Division",
     "DivisionClock",
+    "ExternalForce",
     "FreeScreenedDiffusion",
     "Model",
+    "Morse",
+    "PairwisePotential",
     "SaturatingCellGrowth",
-    "SoftRepulsion",
+    "SimulationStep",
+    "SoftSphere",
     "SpendDivision",
     "StateFieldSpec",
+    "StepType",
+    "StochasticStep",
+    "SwitchType",
+    "Turning",
+    "VirialStress",
+    "ad_utils",
     "geometry",
-    "pairs",
+    "simulate",
+    "trajectory_logp",
 ]
 
 DIVISION_AGE = StateFieldSpec("division_age", heritable=False)
+DIVISION_AXIS = StateFieldSpec("division_axis", shape=(2,))
 MACRO_STEP = StateFieldSpec("macro_step", dtype=int, scope="global", heritable=False, default=0)
-
-
-class SoftRepulsion(SoftSphere):
-    """`SoftSphere` with its force written out: the same numbers, without differentiating a sum over all pairs.
-
-    For contact distance sigma = r_i + r_j the pair energy is (epsilon / 2) (1 - r / sigma)^2 inside contact, so the
-    force on i is (epsilon / sigma) (1 - r / sigma) along the unit vector from j to i. `epsilon` must be a scalar.
-    """
-
-    def forces(self, state: BaseState) -> Float[Array, "A D"]:
-        """Force on every cell; 0 for dead ones."""
-        offsets, square = pairs(state)
-        contact = state.radius[:, None] + state.radius[None, :]
-        # At distance 0 (a cell and itself, or two coincident cells) there is no direction, and no force.
-        near = (square > 0) & (square < contact**2) & state.alive[:, None] & state.alive[None, :]
-        distance, sigma = jnp.sqrt(jnp.where(near, square, 1.0)), jnp.where(near, contact, 1.0)
-        strength = jnp.where(near, jnp.asarray(self.epsilon) * (sigma - distance) / (sigma**2 * distance), 0.0)
-        return jnp.stack([jnp.sum(strength * offset, axis=1) for offset in offsets], axis=-1)
-
-
-def pairs(state: BaseState) -> tuple[list[Float[Array, "A A"]], Float[Array, "A A"]]:
-    """Coordinates of the displacement from each cell to each, [i, j] = i - j, and its squared length.
-
-    One array per coordinate: with a last axis of two XLA's CPU loops do not vectorise, at five times the cost.
-    """
-    displacement = geometry.pairwise_displacements(state.position, state.displacement)
-    offsets = [displacement[..., k] for k in range(state.position.shape[1])]
-    return offsets, functools.reduce(jnp.add, [offset**2 for offset in offsets])
+PUSH = StateFieldSpec("push", shape=(2,))
+TURN_RATE = StateFieldSpec("turn_rate")
+FATE = StateFieldSpec("fate", shape=(3,))
 
 
 class DivisionClock(SimulationStep):
@@ -92,6 +113,20 @@ class DivisionClock(SimulationStep):
         return state.update(division_age=age, macro_step=state.macro_step + 1)
 
 
+class Clock(SimulationStep):
+    """The number of macro-steps so far, for tissues without divisions."""
+
+    step_type: ClassVar[StepType] = StepType.DISCRETE
+
+    def state_writes(self) -> tuple:
+        """The clock."""
+        return (MACRO_STEP,)
+
+    def __call__(self, state: BaseState, *, dt: Any, key: Any) -> BaseState:
+        """Advance it."""
+        return state.set("macro_step", state.macro_step + 1)
+
+
 class SpendDivision(SimulationStep):
     """A decision to divide is spent by the macro-step that executes it.
 
@@ -107,6 +142,120 @@ class SpendDivision(SimulationStep):
     def __call__(self, state: BaseState, *, dt: Any, key: Any) -> BaseState:
         """Set every rate to 0; place it after `Division`."""
         return state.set("division_rate", jnp.zeros_like(state.division_rate))
+
+
+class CategoricalDivision(Division):
+    """Exactly one cell divides a macro-step: cell i with probability p_i = d_i / sum of d over living cells.
+
+    d is `division_rate`, here a propensity without a unit. Where all are 0 nobody divides. The score of a step is
+    log p_i of the cell that divided (Deshpande, Mottes et al. 2025); placement and inheritance are `Division`'s.
+    """
+
+    def __init__(self, *, n_space_dim: int, orientation_snr: Any = 0.0):
+        """As `Division`; it is scored by default."""
+        super().__init__(n_space_dim=n_space_dim, orientation_snr=orientation_snr)
+
+    def _dist(self, state: BaseState, dt: Any) -> Float[Array, " A"]:
+        propensity = jnp.where(state.alive, jnp.clip(state.division_rate, 0.0, None), 0.0)
+        return ad_utils.safe_divide(propensity, jnp.sum(propensity))
+
+    def sample_trace(self, state: BaseState, *, dt: Any, key: Array) -> dict[str, Array]:
+        """Draw the cell that divides, and the directions of placement as `Division` draws them."""
+        key_cell, key_rest = jax.random.split(key)
+        trace = super().sample_trace(state, dt=dt, key=key_rest)
+        chance = self._dist(state, dt)
+        chosen = jax.random.categorical(key_cell, ad_utils.safe_log(chance))
+        hit = (jnp.arange(state.n_cells) == chosen) & (chance > 0)
+        return trace | {"divided": hit.astype(chance.dtype)}
+
+    def logp(self, state: BaseState, trace: dict[str, Array], dt: Any) -> Float[Array, ""]:
+        """log p of the cell that divided; 0 where none did."""
+        chance = jnp.where(trace["divided"] > 0.5, self._dist(state, dt), 1.0)
+        return jnp.sum(ad_utils.safe_log(chance))
+
+
+class Ablation(SimulationStep):
+    """A disc of cells around the tissue's middle dies in one macro-step, recorded as deaths; place it after `Death`.
+
+    Attributes:
+        at: the macro-step, counted from 0.
+        radius: of the disc; cells die whose centre it covers.
+    """
+
+    step_type: ClassVar[StepType] = StepType.DISCRETE
+    at: Any
+    radius: Any
+
+    def state_reads(self) -> tuple:
+        """The time."""
+        return (MACRO_STEP,)
+
+    def state_writes(self) -> tuple:
+        """Who is alive, and the record of deaths."""
+        return (ALIVE, StateFieldSpec("death", heritable=False))
+
+    def __call__(self, state: BaseState, *, dt: Any, key: Any) -> BaseState:
+        """Remove the disc when it is time; place it before the clock."""
+        count = jnp.maximum(jnp.sum(state.alive), 1).astype(state.radius.dtype)
+        middle = jnp.sum(jnp.where(state.alive[:, None], state.position, 0.0), axis=0) / count
+        inside = jnp.sum((state.position - middle) ** 2, axis=1) < self.radius**2
+        gone = state.alive & inside & (state.macro_step == self.at)
+        return state.update(alive=state.alive & ~gone, death=jnp.where(gone, 1.0, state.death))
+
+
+class SwitchType(SimulationStep):
+    """Every cell takes the type of its largest `fate`; the derivative is that of a softmax (straight-through)."""
+
+    step_type: ClassVar[StepType] = StepType.DISCRETE
+
+    def state_reads(self) -> tuple:
+        """The logits, three types."""
+        return (FATE,)
+
+    def state_writes(self) -> tuple:
+        """The type."""
+        return (CELLTYPE,)
+
+    def __call__(self, state: BaseState, *, dt: Any, key: Any) -> BaseState:
+        """Write the type of living cells."""
+        chosen = ad_utils.argmax_st(state.fate).astype(state.celltype.dtype)
+        return state.set("celltype", jnp.where(state.alive[:, None], chosen, state.celltype))
+
+
+class ExternalForce(SimulationStep):
+    """A force on each cell, `push`, moves it at drag 1, on top of what else moves it."""
+
+    step_type: ClassVar[StepType] = StepType.DYNAMIC
+
+    def state_reads(self) -> tuple:
+        """The force."""
+        return (PUSH,)
+
+    def state_writes(self) -> tuple:
+        """The position, as an increment."""
+        return (POSITION,)
+
+    def __call__(self, state: BaseState, *, dt: Any, key: Any) -> BaseState:
+        """The displacement over dt."""
+        return state.deltas(position=dt * state.push)
+
+
+class Turning(SimulationStep):
+    """A cell turns at its own `turn_rate`, on top of its heading's diffusion."""
+
+    step_type: ClassVar[StepType] = StepType.DYNAMIC
+
+    def state_reads(self) -> tuple:
+        """The rate, radians per unit of time."""
+        return (TURN_RATE,)
+
+    def state_writes(self) -> tuple:
+        """The heading, as an increment."""
+        return (ACTIVE_HEADING,)
+
+    def __call__(self, state: BaseState, *, dt: Any, key: Any) -> BaseState:
+        """The heading's change over dt."""
+        return state.deltas(active_heading=dt * state.turn_rate)
 
 
 class Control(SimulationStep):

@@ -10,7 +10,6 @@ import dataclasses
 from typing import ClassVar
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
@@ -21,6 +20,19 @@ from .. import spaces
 from ..environment import NON_NEGATIVE, POSITIVE, EnvParams, canonical_params, parameter
 from ..tissue import Tissue, TissueParams, TissueState
 from ..wrappers import Pooled
+from ._cells import (
+    CERTAIN,
+    NEWBORN_RADIUS,
+    RADIUS,
+    by_age,
+    count,
+    crowding,
+    found,
+    own_state,
+    picture,
+    real_numbers,
+)
+from ._forces import SoftRepulsion
 from ._steps import (
     DIVISION_RATE,
     BaseState,
@@ -29,21 +41,13 @@ from ._steps import (
     DivisionClock,
     FreeScreenedDiffusion,
     Model,
+    PairwisePotential,
     SaturatingCellGrowth,
-    SoftRepulsion,
     SpendDivision,
     StateFieldSpec,
-    pairs,
 )
 
 MODES = ("decision", "hazard")
-RADIUS = 0.5
-NEWBORN_RADIUS = RADIUS / np.sqrt(2)
-# A rate so high that a division within one macro-step has probability 1 in floating point.
-CERTAIN = 1e9
-# The stiffest mode of a close-packed sheet of springs of stiffness epsilon / sigma^2 has eigenvalue six times that;
-# explicit Euler is stable below 2 over it, here for a sheet of newborns (epsilon = drag = 1).
-STABLE_DT = float(2 * (2 * NEWBORN_RADIUS) ** 2 / 6)
 # Field per cell and unit of secretion at the target size, so that the observed signal crosses 0 near the target.
 FIELD_PER_CELL = 0.64
 
@@ -81,6 +85,9 @@ class CellCount(Tissue):
 
     params_type: ClassVar[type[TissueParams]] = Params
     ports: ClassVar[tuple[StateFieldSpec, ...]] = (DIVISION_RATE,)
+    interaction: ClassVar[PairwisePotential | None] = SoftRepulsion()
+    smallest_diameter: ClassVar[float] = 2 * NEWBORN_RADIUS
+    no_events: ClassVar[str] = "no event here is sampled at a rate that an action sets; use mode='hazard'"
 
     def __post_init__(self):
         super().__post_init__()
@@ -98,15 +105,10 @@ class CellCount(Tissue):
         return canonical_params(Params(max_steps_in_episode=10 if self.mode == "hazard" else 5))
 
     def check_params(self, params: Params) -> None:
-        """Refuse a macro-step that mechanics cannot take, and bounds and sizes that do not go together."""
+        """Refuse bounds and sizes that do not go together, besides what no tissue can take."""
         super().check_params(params)
-        dt, target = float(np.max(params.dt)), float(np.max(params.target))
+        target = float(np.max(params.target))
         low, high = float(np.max(params.rate_min)), float(np.min(params.rate_max))
-        if dt >= STABLE_DT:
-            raise UserError(
-                f"{self.name}: dt = {dt:g} must be below {STABLE_DT:.4g}, where explicit mechanics of newborn cells "
-                "becomes unstable"
-            )
         if low >= high:
             raise UserError(f"{self.name}: rate_min = {low:g} must be below rate_max = {high:g}")
         if target > self.capacity:
@@ -117,7 +119,7 @@ class CellCount(Tissue):
     def build_physics(self) -> Model:
         """Growth back to full size, jitter and repulsion, then division."""
         spend = [] if self.mode == "hazard" else [SpendDivision()]
-        growth, motion = SaturatingCellGrowth(max_radius=RADIUS), BrownianDynamics(SoftRepulsion(), n_space_dim=2)
+        growth, motion = SaturatingCellGrowth(max_radius=RADIUS), BrownianDynamics(self.interaction, n_space_dim=2)
         return Model([growth, motion, Division(n_space_dim=2), DivisionClock(), *spend])
 
     def build_sensors(self) -> tuple:
@@ -136,17 +138,7 @@ class CellCount(Tissue):
 
     def initial_tissue(self, key: Array, empty: BaseState, params: Params) -> BaseState:
         """Full-grown founders, close-packed around the origin but for their noise."""
-        alive = jnp.arange(self.capacity) < params.founders
-        lattice = jnp.asarray(close_packed(self.capacity), empty.position.dtype)
-        noise = params.founder_noise * jax.random.normal(key, lattice.shape, lattice.dtype)
-        return empty.update(
-            alive=alive,
-            position=jnp.where(alive[:, None], lattice + noise, 0.0),
-            radius=jnp.where(alive, RADIUS, empty.radius),
-            celltype=empty.celltype.at[:, 0].set(jnp.where(alive, 1.0, 0.0)),
-            growth_rate=jnp.where(alive, params.growth_rate, empty.growth_rate),
-            secretion_rate=jnp.ones_like(empty.secretion_rate),
-        )
+        return found(key, empty, params).set("secretion_rate", jnp.ones_like(empty.secretion_rate))
 
     def agent_action_space(self, params: Params) -> spaces.Space:
         """Divide or not; or a division rate."""
@@ -156,8 +148,7 @@ class CellCount(Tissue):
 
     def agent_observation_space(self, params: Params) -> spaces.Box:
         """Five real numbers."""
-        big = float(jnp.finfo(jnp.result_type(float)).max)
-        return spaces.Box(-big, big, (5,), jnp.result_type(float))
+        return real_numbers(5)
 
     def write_action(self, tissue: BaseState, action: Array, params: Params) -> BaseState:
         """The division rate: the action itself, or one that makes the decision certain."""
@@ -166,14 +157,11 @@ class CellCount(Tissue):
 
     def local_observation(self, tissue: BaseState, params: Params) -> Float[Array, "A 5"]:
         """Radius, time since division, density, chemical and remaining time; see the class."""
-        # Neighbours within two diameters, by (1 - (r / 2)^2)^2: an exponential would cost as much as the physics.
-        weight = jnp.maximum(1 - pairs(tissue)[1] / 4, 0.0) ** 2
-        density = jnp.sum(jnp.where(tissue.alive[None, :], weight, 0.0), axis=1) - 1
+        density, _ = crowding(tissue)
         signal = tissue.chemical[:, 0] / (FIELD_PER_CELL * params.target) - 1
         remaining = 2 * self.remaining_time(tissue, params) - 1
         columns = [
-            (tissue.radius - RADIUS) / (RADIUS - NEWBORN_RADIUS),
-            tissue.division_age / (1 + tissue.division_age),
+            *own_state(tissue),
             density / 2 - 1,
             2 * signal,
             jnp.broadcast_to(remaining, density.shape),
@@ -197,34 +185,7 @@ class CellCount(Tissue):
 
     def render(self, state: TissueState, params: Params, size: int = 256) -> np.ndarray:
         """The tissue from above, uint8[size, size, 3]: discs, the lighter the longer ago they divided."""
-        tissue = jax.tree.map(np.asarray, state.tissue)
-        alive = tissue.alive
-        picture = np.full((size, size, 3), 255, np.uint8)
-        if not alive.any():
-            return picture
-        position, radius, age = tissue.position[alive], tissue.radius[alive], tissue.division_age[alive]
-        centre = position.mean(axis=0)
-        half = max(4.0, float(np.abs(position - centre).max()) + 1.0)
-        axis = (np.arange(size) + 0.5) / size * 2 * half - half
-        for (x, y), r, light in zip(position - centre, radius, age / (1 + age), strict=True):
-            disc = (axis[None, :] - x) ** 2 + (axis[::-1, None] - y) ** 2
-            picture[disc < r**2] = (20, 60, 90)
-            picture[disc < (0.88 * r) ** 2] = (60 + 130 * light, 120 + 90 * light, 170 + 50 * light)
-        return picture
-
-
-def count(tissue: BaseState) -> Float[Array, ""]:
-    """Number of living cells, as a float."""
-    return jnp.sum(tissue.alive, dtype=tissue.radius.dtype)
-
-
-def close_packed(number: int) -> np.ndarray:
-    """The `number` sites of a triangular lattice of spacing 1 that lie nearest to the origin, float[number, 2]."""
-    reach = np.arange(-int(np.sqrt(number)) - 1, int(np.sqrt(number)) + 2)
-    a, b = np.meshgrid(reach, reach)
-    sites = np.stack([a + b / 2, b * np.sqrt(3) / 2], axis=-1).reshape(-1, 2)
-    nearest = np.lexsort((sites[:, 1].round(6), sites[:, 0].round(6), (sites**2).sum(axis=1).round(6)))
-    return sites[nearest][:number]
+        return picture(state.tissue, by_age(state.tissue), size)
 
 
 def pooled(capacity: int = 64, substeps: int = 5) -> Pooled:

@@ -461,7 +461,6 @@ def test_mistakes_are_named(options, message):
     ("env", "options", "message"),
     [
         ({}, {"micro_batches": 3}, r"num_envs = 4 .* micro_batches can be 1, 2, 4"),
-        ({"substeps": 3}, {"score": "trajectory"}, r"substeps = 3.*use substeps=1"),
         ({"max_steps_in_episode": 5}, {"score": "trajectory"}, r"num_steps = 2 must be max_steps_in_episode = 5"),
         ({"window": 2}, {"score": "trajectory"}, "not a tissue itself; use score='events'"),
         ({}, {"score": "trajectory", "entropy": 0.1}, "entropy does not apply with score='trajectory'"),

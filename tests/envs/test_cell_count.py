@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import equimorph
-from equimorph.envs.tissues._steps import SoftRepulsion
-from equimorph.envs.tissues.cell_count import NEWBORN_RADIUS, STABLE_DT, CellCount, close_packed
+from equimorph.envs.tissues._cells import NEWBORN_RADIUS, close_packed
+from equimorph.envs.tissues._forces import SoftRepulsion, stable_step
+from equimorph.envs.tissues.cell_count import CellCount
 from equimorph.errors import UserError
 
 MODES = ["decision", "hazard"]
@@ -269,7 +270,8 @@ def test_step_limit_is_that_of_a_sheet_of_newborns():
         )
         energy = lambda x: SoftRepulsion().total_energy(x.reshape(37, 2), tissue)  # noqa: E731
         stiffest = np.linalg.eigvalsh(np.asarray(jax.jit(jax.hessian(energy))(position.ravel())))[-1]
-    assert STABLE_DT < 2 / stiffest < 1.1 * STABLE_DT
+    limit = stable_step(SoftRepulsion(), 2 * NEWBORN_RADIUS)
+    assert limit < 2 / stiffest < 1.1 * limit
 
 
 def test_capabilities_follow_the_mode():

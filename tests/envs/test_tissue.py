@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import io
 import itertools
+import pickle
 import subprocess
 import sys
 
@@ -12,10 +14,13 @@ import jax.numpy as jnp
 import jax_morph
 import numpy as np
 import pytest
-from jax_morph.physics import GROWTH_RATE, Death, SoftSphere
+from jax_morph.physics import GROWTH_RATE, Death, MechanicalRelaxation, SoftSphere
 
 import equimorph
-from equimorph.envs.tissues._steps import DIVISION_RATE, SoftRepulsion
+from equimorph.envs import catalog
+from equimorph.envs.tissue import Tissue
+from equimorph.envs.tissues._forces import SoftRepulsion
+from equimorph.envs.tissues._steps import DIVISION_RATE, ExternalForce
 from equimorph.envs.tissues.cell_count import CellCount
 from equimorph.errors import UserError
 
@@ -142,8 +147,11 @@ def test_permuted_slots_without_events_give_the_permuted_tissue():
 # -- scores ----------------------------------------------------------------------------------------------------------
 
 
-def gradients(env, params, policy, steps=4):
-    """Of our events' score along one rollout, and of the simulator's with the policy inside."""
+def gradients(env, params, policy, steps=4, replay=False):
+    """Of our events' score along one rollout, and of the simulator's with the policy inside.
+
+    With `replay`, `trajectory_log_prob` has to be the latter, though three macro-steps of a step are not recorded.
+    """
     states, actions, observations, keys = rollout(env, params, jax.random.key(7), steps, policy)
     assert not bool(states[-1].events.overflow)
     assert int(states[-1].tissue.alive.sum()) > int(states[0].tissue.alive.sum())
@@ -159,10 +167,17 @@ def gradients(env, params, policy, steps=4):
     def theirs(policy):
         return jax_morph.trajectory_logp(env.closed_loop(policy, params), record, params.dt).sum()
 
-    (value, gradient), (their_value, their_gradient) = (
-        eqx.filter_jit(eqx.filter_value_and_grad(score))(policy) for score in (ours, theirs)
+    def replayed(policy):
+        before, after = (jax.tree.map(lambda *x: np.stack(x), *x) for x in (states[:-1], states[1:]))
+        return env.trajectory_log_prob(policy, before, np.stack(actions), after, np.ones(steps, bool), params).sum()
+
+    (value, gradient), (their_value, their_gradient), *rebuilt = (
+        eqx.filter_jit(eqx.filter_value_and_grad(score))(policy) for score in (ours, theirs, *[replayed] * replay)
     )
     np.testing.assert_allclose(value, their_value, rtol=1e-12)
+    for rebuilt_value, rebuilt_gradient in rebuilt:
+        np.testing.assert_allclose(rebuilt_value, their_value, rtol=1e-12)
+        np.testing.assert_allclose(rebuilt_gradient.weight, their_gradient.weight, rtol=0, atol=1e-10)
     return gradient.weight, their_gradient.weight
 
 
@@ -183,10 +198,11 @@ class GrowingCellCount(CellCount):
         return super().write_action(tissue, action, params).set("growth_rate", action[:, 0])
 
 
-def test_score_differs_where_the_policy_moves_the_state_too():
+@pytest.mark.parametrize("replay", [False, pytest.param(True, marks=pytest.mark.extended)])
+def test_score_differs_where_the_policy_moves_the_state_too(replay):
     env = GrowingCellCount(mode="hazard", capacity=16, substeps=3)
     params = env.default_params.replace(rate_max=jnp.array(3.0))
-    ours, theirs = gradients(env, params, Hazard(jnp.array([0.8, -0.2, 0.4, -0.4, 0.5])))
+    ours, theirs = gradients(env, params, Hazard(jnp.array([0.8, -0.2, 0.4, -0.4, 0.5])), replay=replay)
     assert float(jnp.abs(ours - theirs).max()) > 1e-3
 
 
@@ -282,6 +298,49 @@ def test_a_cell_dying_and_replaced_within_one_step_has_no_successor(mortal):
     np.testing.assert_array_equal(after.tissue.alive, [True, True, True])
     np.testing.assert_array_equal(env.successor(doomed, after, params), [-1, 1, 2])
     np.testing.assert_array_equal(env.inherits(doomed, after, params), [1, 1, 2])
+
+
+def test_states_do_not_pickle_and_are_stored_by_their_leaves(mortal):
+    env, params, state, divide = mortal
+    with pytest.raises((pickle.PicklingError, AttributeError, TypeError)):
+        pickle.dumps(state)
+    file = io.BytesIO()
+    np.savez(file, *jax.tree.leaves(state))
+    file.seek(0)
+    leaves = list(np.load(file).values())
+    restored = jax.tree.unflatten(jax.tree.structure(tissue_at(env, params, 1)), leaves)
+    runs = [step(env, jax.random.key(1), each, divide, params)[:3] for each in (state, restored)]
+    jax.tree.map(np.testing.assert_array_equal, *runs)
+
+
+# -- what the simulator does not forgive -----------------------------------------------------------------------------
+
+
+def test_relaxation_and_motion_do_not_share_a_model():
+    with pytest.raises(ValueError, match="position"):
+        jax_morph.Model([MechanicalRelaxation(SoftSphere()), ExternalForce()])
+
+
+def test_a_periodic_box_is_static():
+    with pytest.raises(jax.errors.ConcretizationTypeError):
+        jax.eval_shape(jax_morph.geometry.periodic, jnp.ones(()))
+
+
+TISSUES = [
+    id for id in equimorph.list_envs() if ".tissues." in str(catalog.spec(id).entry_point) and "Pooled" not in id
+]
+
+
+@pytest.mark.parametrize("id", TISSUES)
+def test_resets_are_cheap_and_nothing_is_relaxed(id):
+    """No warm-up, no raster: not one macro-step, and nothing that loops."""
+    env, params = equimorph.make(id)
+    if not isinstance(env, Tissue):
+        pytest.skip("no physics in it")
+    start = str(jax.make_jaxpr(env.reset_env)(jax.random.key(0), params))
+    assert "scan" not in start
+    assert "while" not in start
+    assert not any(isinstance(part, MechanicalRelaxation) for part in env.build_physics().steps)
 
 
 # -- costs and refusals ----------------------------------------------------------------------------------------------

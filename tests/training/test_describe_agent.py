@@ -9,7 +9,7 @@ from equimorph.training.config import AGENTS, hyperparameters
 from equimorph.training.describe_agent import describe_agent
 
 
-@pytest.mark.parametrize("name", [*AGENTS, "chebyshev"])
+@pytest.mark.parametrize("name", [*AGENTS, "chebyshev", "constant_hazard", "gradient_climbing"])
 def test_every_option_is_listed_and_explained(name):
     lines = describe_agent(name).splitlines()
     headed = [line for line in lines if line.startswith("  ") and not line.startswith("   ")]

@@ -32,7 +32,14 @@ from equimorph.envs.adapters import pettingzoo as door
 from equimorph.envs.adapters.pettingzoo import PettingZooEnv
 
 SHORT = {"BrockMirman-v0": {"max_steps_in_episode": 7}, "StochasticAK-v0": {"max_steps_in_episode": 7}}
-IDS = [*equimorph.list_envs(), "CartPole-v1"]
+# Built of the parts that CellCount, Elongation (a Box) and WoundHealing (a Dict) have.
+ALIKE = {
+    *("TargetShape-v0", "TypeBalance-v0", "Chemotaxis-v0", "Aggregation-v0", "FrenchFlag-v0", "StressHomogeneity-v0"),
+}
+IDS = [
+    *[pytest.param(id, marks=pytest.mark.extended) if id in ALIKE else id for id in equimorph.list_envs()],
+    "CartPole-v1",
+]
 
 
 def open_door(id, **overrides):
@@ -43,8 +50,9 @@ def open_door(id, **overrides):
 
 # A list of possible agents is fixed, and not everybody who could be born is.
 UNBORN = "No agents present but not all possible_agents are terminated or truncated"
-# PettingZoo finds these unusual: observations without bounds, a single number, and nothing to see.
+# PettingZoo finds these unusual: observations without bounds, a single number, nothing to see, and actions of parts.
 TASTE = (
+    "Action space for each agent probably should be",
     "Agent's (minimum|maximum) observation space value is",
     "Observation is a single number",
     "Observation numpy array is all zeros",

@@ -1,0 +1,123 @@
+"""What tissue tasks share: how founders lie, what a cell senses around it, and a picture from above."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from .. import spaces
+from ..tissue import TissueParams
+from ._forces import pairs
+from ._steps import BaseState
+
+RADIUS = 0.5
+NEWBORN_RADIUS = RADIUS / np.sqrt(2)
+# A rate so high that a division within one macro-step has probability 1 in floating point.
+CERTAIN = 1e9
+
+
+def count(tissue: BaseState) -> Float[Array, ""]:
+    """Number of living cells, as a float."""
+    return jnp.sum(tissue.alive, dtype=tissue.radius.dtype)
+
+
+def living_mean(tissue: BaseState, values: Float[Array, "A ..."]) -> Float[Array, "..."]:
+    """Mean over living cells; 0 where there are none."""
+    mask = tissue.alive.reshape(-1, *(1,) * (values.ndim - 1))
+    return jnp.sum(jnp.where(mask, values, 0.0), axis=0) / jnp.maximum(count(tissue), 1.0)
+
+
+def close_packed(number: int) -> np.ndarray:
+    """The `number` sites of a triangular lattice of spacing 1 that lie nearest to the origin, float[number, 2]."""
+    reach = np.arange(-int(np.sqrt(number)) - 1, int(np.sqrt(number)) + 2)
+    a, b = np.meshgrid(reach, reach)
+    sites = np.stack([a + b / 2, b * np.sqrt(3) / 2], axis=-1).reshape(-1, 2)
+    nearest = np.lexsort((sites[:, 1].round(6), sites[:, 0].round(6), (sites**2).sum(axis=1).round(6)))
+    return sites[nearest][:number]
+
+
+def found(key: Array, empty: BaseState, params: TissueParams, sites: np.ndarray | None = None) -> BaseState:
+    """Full-grown founders of the first type in the first slots.
+
+    Args:
+        key: of their noise.
+        empty: the state that they are placed in.
+        params: how many, and how noisy.
+        sites: `[A, 2]`, where; None packs them closely around the origin.
+    """
+    slots = empty.radius.shape[0]
+    alive = jnp.arange(slots) < params.founders
+    lattice = jnp.asarray(close_packed(slots) if sites is None else sites, empty.position.dtype)
+    noise = params.founder_noise * jax.random.normal(key, lattice.shape, lattice.dtype)
+    found = empty.update(
+        alive=alive,
+        position=jnp.where(alive[:, None], lattice + noise, 0.0),
+        radius=jnp.where(alive, RADIUS, empty.radius),
+        celltype=empty.celltype.at[:, 0].set(jnp.where(alive, 1.0, 0.0)),
+    )
+    if "growth_rate" not in empty.specs:
+        return found
+    return found.set("growth_rate", jnp.where(alive, params.growth_rate, empty.growth_rate))
+
+
+def crowding(tissue: BaseState) -> tuple[Float[Array, " A"], Float[Array, "A 2"]]:
+    """Density of neighbours within two diameters, and the direction in which it grows: into the tissue.
+
+    A neighbour at distance r weighs w = (1 - (r / 2)^2)^2; the density is the sum of w, the direction that of
+    (1 - (r / 2)^2) times the vector to the neighbour, half its gradient. An exponential would cost as much as physics.
+    """
+    around = pairs(tissue)
+    weight = jnp.where(tissue.alive[None, :], jnp.maximum(1 - around.square / 4, 0.0), 0.0)
+    inward = jnp.stack([-jnp.sum(weight * offset, axis=1) for offset in around.offsets], axis=-1)
+    return jnp.sum(weight**2, axis=1) - 1, inward
+
+
+def own_state(tissue: BaseState) -> list[Float[Array, " A"]]:
+    """Radius (0 full-grown, -1 newborn) and recency of division (0 at once, 1 long ago)."""
+    return [
+        (tissue.radius - RADIUS) / (RADIUS - NEWBORN_RADIUS),
+        tissue.division_age / (1 + tissue.division_age),
+    ]
+
+
+def real_numbers(size: int) -> spaces.Box:
+    """A space of `size` finite real numbers."""
+    dtype = jnp.result_type(float)
+    big = float(jnp.finfo(dtype).max)
+    return spaces.Box(-big, big, (size,), dtype)
+
+
+def picture(
+    tissue: BaseState, colours: Float[np.ndarray, "A 3"], size: int = 256, ground: np.ndarray | None = None
+) -> np.ndarray:
+    """The tissue from above, uint8[size, size, 3]: living cells as discs, around their middle.
+
+    Args:
+        tissue: the simulator's state.
+        colours: of the cells, 0 to 255.
+        size: of the picture.
+        ground: uint8[size, size, 3], drawn under the cells, with the origin in its middle and 12 diameters across.
+    """
+    tissue = jax.tree.map(np.asarray, tissue)
+    alive = tissue.alive
+    shown = np.full((size, size, 3), 255, np.uint8) if ground is None else ground.copy()
+    if not alive.any():
+        return shown
+    position, radius = tissue.position[alive], tissue.radius[alive]
+    centre = position.mean(axis=0) if ground is None else np.zeros(2)
+    half = max(4.0, float(np.abs(position - centre).max()) + 1.0) if ground is None else 6.0
+    axis = (np.arange(size) + 0.5) / size * 2 * half - half
+    for (x, y), r, colour in zip(position - centre, radius, np.asarray(colours)[alive], strict=True):
+        disc = (axis[None, :] - x) ** 2 + (axis[::-1, None] - y) ** 2
+        shown[disc < r**2] = (20, 60, 90)
+        shown[disc < (0.88 * r) ** 2] = colour
+    return shown
+
+
+def by_age(tissue: BaseState) -> Float[np.ndarray, "A 3"]:
+    """Blue, the lighter the longer ago a cell divided."""
+    age = np.asarray(tissue.division_age)
+    light = (age / (1 + age))[:, None]
+    return np.array([60.0, 120.0, 170.0]) + light * np.array([130.0, 90.0, 50.0])
