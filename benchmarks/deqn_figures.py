@@ -5,7 +5,6 @@ Growth's rows stand beside other residual solvers' published ones in docs/deqn.m
     python benchmarks/deqn_figures.py [row ...] [--seeds 3]
 """
 
-import argparse
 import math
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from rows import print_rows
 
 import equimorph
 from equimorph.agents.agent import Policy
@@ -23,7 +23,7 @@ from equimorph.training.evaluation.economies import FEWEST_STATES
 from equimorph.training.evaluation.rules import Known, PolicyRule, known_answer
 from equimorph.training.evaluation.scoring import to_float64
 from equimorph.training.evaluation.simulate import policy_action, simulate
-from equimorph.training.report import align, log10
+from equimorph.training.report import log10
 from equimorph.training.run import Run
 
 # on the states of the rollout alone, without the preset's ring
@@ -139,16 +139,7 @@ def table(decide: Callable, env: Any, params: Any) -> tuple[np.ndarray, float]:
 
 def main() -> None:
     """Print a line for each seed of each row."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("rows", nargs="*", choices=[*ROWS, []], help="all unless named")
-    parser.add_argument("--seeds", type=int, default=3)
-    arguments = parser.parse_args()
-    lines = [HEAD]
-    for name in arguments.rows or ROWS:
-        for seed in range(arguments.seeds):
-            lines.append(row(name, seed))
-            print("  ".join(lines[-1]), flush=True)
-    print("\n" + align(lines))
+    print_rows(__doc__, ROWS, HEAD, row)
 
 
 if __name__ == "__main__":

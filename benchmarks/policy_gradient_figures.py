@@ -6,7 +6,6 @@ the score of whole episodes. CartPole is in `ppo_cartpole.py`, memory in `mappo_
     python benchmarks/policy_gradient_figures.py [row ...] [--seeds 3]
 """
 
-import argparse
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+from rows import print_rows
 
 import equimorph
 from equimorph.agents.agent import Policy
@@ -27,7 +27,6 @@ from equimorph.training.evaluation.economies import FEWEST_STATES
 from equimorph.training.evaluation.rules import known_answer
 from equimorph.training.evaluation.scoring import to_float64
 from equimorph.training.evaluation.simulate import policy_action, simulate
-from equimorph.training.report import align
 from equimorph.training.run import Run
 
 
@@ -145,16 +144,7 @@ def line(name: str, seed: int) -> list[str]:
 
 def main() -> None:
     """Print a line for each seed of each row. The first seed's CPU seconds have compilation in them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="*", choices=[*ROWS, []], help="all unless named")
-    parser.add_argument("--seeds", type=int, default=3)
-    arguments = parser.parse_args()
-    lines = [HEAD]
-    for name in arguments.rows or ROWS:
-        for seed in range(arguments.seeds):
-            lines.append(line(name, seed))
-            print("  ".join(lines[-1]), flush=True)
-    print("\n" + align(lines))
+    print_rows(__doc__, ROWS, HEAD, line)
 
 
 if __name__ == "__main__":
