@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from equimorph.agents.estimators import follow, returns_to_go, steps_to_end
+from equimorph.agents.estimators import follow, returns_to_go, steps_to_end, with_continuation
 
 _returns = jax.jit(returns_to_go)
 _left = jax.jit(steps_to_end)
@@ -47,3 +47,12 @@ def test_returns_use_each_transitions_own_discount():
 def test_steps_to_end(terminated, truncated, left):
     columns = (np.array(flags, bool)[:, None] for flags in (terminated, truncated))
     assert _left(*columns)[:, 0].tolist() == left
+
+
+def test_only_what_was_cut_off_goes_on():
+    # Terminated, truncated, both, neither but the last: 1 + .5 * 10 where there is a future that the rollout lacks.
+    column = lambda *x: np.array(x)[:, None, None]  # noqa: E731
+    ends = np.array([[1, 0, 1, 0], [0, 1, 1, 0]], bool)[..., None]
+    moves = np.zeros((4, 1, 1), np.int32)
+    found = with_continuation(column(1.0, 1, 1, 1), column(10.0, 10, 10, 10), column(0.5, 0.5, 0.5, 0.5), *ends, moves)
+    assert found.ravel().tolist() == [1, 6, 1, 6]

@@ -11,6 +11,7 @@ from equimorph.agents import DEQN, MAPPO, REINFORCE
 from equimorph.agents.agent import check_pair
 from equimorph.agents.estimators import generalised_advantage, masked_mean, normalise
 from equimorph.agents.mappo import Batch
+from equimorph.agents.minibatches import shuffled
 from equimorph.agents.steppers import Gradient, Terms
 from equimorph.errors import UserError
 from equimorph.training.loop import _run_chunk, create_train_state, make_train_step
@@ -18,12 +19,14 @@ from equimorph.training.trainer import summary
 
 from ..probes import (
     LENGTH,
+    MatrixGame,
     Recorder,
     Scripted,
     Table,
     busy_script,
     constant,
     gather,
+    matrix_game,
     script,
     small_mappo,
     table,
@@ -106,6 +109,22 @@ def test_02_next_value_is_at_the_final_observation():
     _, metrics = update(env, params, agent, state.agent, rollout)
     # Three of twelve steps start an episode; their own value of 100 is wrong by 100, and nothing else is.
     assert mean_square_error(metrics) == pytest.approx(3 / 12 * 100**2)
+
+
+class Clock(Scripted):
+    """Its world state is the time."""
+
+    def world_state(self, state, params):
+        return state.time[None].astype(jnp.float32)
+
+
+def test_02_world_states_are_those_before_a_reset_too():
+    env, agent = Clock(), linear(critic="global")
+    time = np.arange(LENGTH)[:, None]
+    params = script(reward=time - 0.5 * (time + 1), limit=5)  # what makes the time its own value
+    state, rollout = gather(env, params, agent, 12, 4, nets=critic_of((1.0,)))
+    _, metrics = update(env, params, agent, state.agent, rollout)
+    assert mean_square_error(metrics) < 1e-10
 
 
 gae = jax.jit(generalised_advantage)
@@ -231,6 +250,23 @@ def test_07_masked_statistics():
     assert normalise(np.array([5.0, np.inf]), np.array([True, False])).tolist() == [0, 0]
     gradient = jax.grad(lambda x: masked_mean(jnp.where(mask, x, 0) ** 2, mask))(np.array([1.0, np.nan, 3.0]))
     assert gradient.tolist() == [1, 0, 3]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"ratio": "joint", "normalise_advantages": "minibatch"}], ids=["per_agent", "joint"]
+)
+def test_07_a_slot_that_is_always_dead_weighs_nothing(options):
+    """Three slots of which the last is empty teach what two do, to the number."""
+    plain = {"critic": "local", "widths": (8,), "epochs": 2, "minibatches": 2, "initial_std": 1.0, "entropy": 0.1}
+    agent = MAPPO(**plain, learning_rate=0.3, stepper={"optimizer": "sgd"}, **options)
+    stays = {"next_slot": (0, 1, -1), "heir_of": (0, 1, -1)}
+    params = busy_script(alive=(True, True, False), **stays)
+    state, rollout = gather(Scripted(), params, agent, 12, 4)
+    fewer = jax.tree.map(lambda x: x[:, :2] if x.ndim > 1 else x, params)
+    seen = jax.tree.map(lambda x: x[:, :, :2] if x.ndim > 2 else x, rollout)
+    three = update(Scripted(), params, agent, state.agent, rollout)
+    two = update(Scripted(num_agents=2), fewer, agent, state.agent, seen)
+    close(three, two, rtol=1e-4, atol=1e-5)
 
 
 def dying_and_born(**changes):
@@ -426,6 +462,7 @@ def others():
     common = {"learning_rate": 1.0, "schedule": "linear", "final_rate": 0.0, "widths": (8, 8), "stepper": "sgd"}
     return [
         pytest.param(REINFORCE(**common), 1, id="reinforce"),
+        pytest.param(REINFORCE(**common, importance="clip", epochs=2), 2, id="reinforce_again"),
         pytest.param(DEQN(**common, epochs=2, batch_size=12, order=2), 4, id="deqn"),
     ]
 
@@ -528,7 +565,7 @@ def trace(env, params, agent):
     "agent",
     [
         MAPPO(widths=(4,), epochs=2, minibatches=2),
-        REINFORCE(widths=(4,)),
+        REINFORCE(widths=(4,), baseline="value"),
         DEQN(widths=(4,), epochs=2, batch_size=4, expectation="all_in_one"),
     ],
     ids=["mappo", "reinforce", "deqn"],
@@ -536,6 +573,41 @@ def trace(env, params, agent):
 def test_16_no_key_is_used_twice(agent):
     with jax.debug_key_reuse(True):
         trace(*equimorph.make("BrockMirman-v0"), agent)
+
+
+def test_16_no_key_is_used_twice_in_self_play():
+    agent = MAPPO(opponents="average", snapshots=2, widths=(4,), epochs=2, minibatches=2)
+    with jax.debug_key_reuse(True):
+        trace(MatrixGame(), matrix_game(), agent)
+
+
+def test_16_epochs_are_shuffled_each_anew(monkeypatch):
+    keys = []
+
+    def watched(key, *rest):
+        jax.debug.callback(lambda data: keys.append(tuple(data.tolist())), jax.random.key_data(key))
+        return shuffled(key, *rest)
+
+    monkeypatch.setattr("equimorph.agents.mappo.shuffled", watched)
+    env, params, agent = Table(), table(), MAPPO(widths=(3,), epochs=3, minibatches=2)
+    state, rollout = gather(env, params, agent, 4, 2)
+    update(env, params, agent, state.agent, rollout)
+    jax.effects_barrier()
+    assert len(keys) == len(set(keys)) == 3
+
+
+class Noisy(Scripted):
+    """Pays at random."""
+
+    def step_env(self, key, *args):
+        observation, following, _, ends, info = super().step_env(key, *args)
+        return observation, following, jax.random.uniform(key, (3,)), ends, info
+
+
+def test_16_environments_have_draws_of_their_own():
+    _, rollout = gather(Noisy(), script(), linear(), 6, 4)
+    assert len(np.unique(rollout.reward)) == 6 * 4 * 3
+    assert len(np.unique(rollout.action)) == 6 * 4 * 3 * 2
 
 
 def test_16_a_key_used_twice_would_be_found():
@@ -581,8 +653,10 @@ def every_entry_moves(before, after):
 
 def test_18_every_parameter_receives_a_gradient(deep):
     agent, state, rollout = deep
-    after, _ = update(Scripted(), busy_script(), agent, state, rollout)
-    assert every_entry_moves(state.nets, after.nets) == 13  # two networks of three layers, and the spread
+    silent = eqx.tree_at(lambda a: a.entropy, agent, jnp.zeros_like(agent.entropy))  # the bonus moves the spread too
+    for each in (agent, silent):
+        after, _ = update(Scripted(), busy_script(), each, state, rollout)
+        assert every_entry_moves(state.nets, after.nets) == 13  # two networks of three layers, and the spread
 
 
 @pytest.mark.parametrize(("agent", "steps"), others())

@@ -147,6 +147,9 @@ def test_04_replay_is_the_rollout_and_memory_ends_with_episodes():
 
     whole = log_prob(memory[0], source)
     np.testing.assert_allclose(whole[mask], rollout.extras.log_prob[mask], atol=1e-4)
+    # What was remembered is learnt from: later outputs have a slope in what was known at first.
+    later = lambda start: (replay(actor, start, inputs, source)[1:] ** 2).sum()  # noqa: E731
+    assert np.abs(jax.jit(jax.grad(later))(memory[0])).max() > 1e-6
     # It matters: a memory that no episode's end and no birth clears gives other probabilities.
     never = np.broadcast_to(np.arange(3), source.shape)
     assert np.abs(log_prob(memory[0], never) - whole)[mask].max() > 0.01
@@ -264,6 +267,18 @@ def test_10_rewards_times_a_thousand_change_no_update(everything):
     moved = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - b).max(), small.nets, state.nets)
     assert min(jax.tree.leaves(moved)) > 1e-3
     np.testing.assert_allclose(large.values.moments(), 1000 * np.asarray(small.values.moments()), rtol=1e-4)
+
+
+def test_10_new_units_change_no_value(everything):
+    agent, params, state, rollout = everything
+    trained, _ = update(Scripted(), params, agent, state, rollout, 0, 2)
+    still = eqx.tree_at(lambda a: a.learning_rate, agent, jnp.zeros_like(agent.learning_rate))
+    after, _ = update(Scripted(), params, still, trained, rollout._replace(reward=5 * rollout.reward), 1, 2)
+    assert after.values.moments()[1] > 1.5 * trained.values.moments()[1]
+    batch = batch_of(agent, Scripted(), params, type("", (), {"agent": state}), rollout)
+    before, same = (agent._values(s, batch.critic_inputs, batch.mask) for s in (trained, after))
+    assert np.ptp(before) > 0.1
+    np.testing.assert_allclose(same, before, rtol=1e-4, atol=1e-5)
 
 
 def test_the_course_of_the_entropy_bonus_and_the_value_error(everything):

@@ -13,11 +13,11 @@ import equimorph
 from equimorph.agents import REINFORCE
 from equimorph.agents.agent import Context, Rollout, View, check_pair
 from equimorph.agents.estimators import since_start
-from equimorph.agents.scores import Sampled
+from equimorph.agents.scores import Batch, Sampled, surrogate
 from equimorph.errors import UserError
 from equimorph.training.loop import collect, create_train_state, make_train_step
 
-from ..probes import PlaceState, Scripted, Table, constant, gather, script, table, update
+from ..probes import LENGTH, PlaceState, Scripted, Table, constant, gather, script, table, update
 
 BASELINES = ("none", "running_mean", "leave_one_out")
 SEEDS, NUM_ENVS = 2000, 4
@@ -317,6 +317,31 @@ def test_unfinished_episodes_are_left_out():
         _, metrics = update(env, params, agent, state, rollout)
         assert metrics["policy/scored_share"] == pytest.approx(share)
         assert metrics["policy/weight_std"] == pytest.approx(np.sqrt(np.mean(np.square(weights))))
+
+
+def test_what_is_left_out_weighs_like_a_return_of_zero():
+    """Of six transitions the last two are of an unfinished episode, in which nothing was earned yet."""
+    env, params = Scripted(), script(reward=(np.arange(LENGTH) == 3)[:, None], limit=4)
+    state, rollout = recorded(env, params, 6, 2)
+    agents = [REINFORCE(**RAW, baseline="none", gamma=1.0, unfinished=u) for u in ("keep", "drop")]
+    keep, drop = (update(env, params, agent, state, rollout)[0].nets for agent in agents)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), keep, drop)
+    assert np.abs(keep.spread - state.nets.spread).max() > 1e-3
+
+
+def test_the_noise_of_a_sampled_action_gives_it_back():
+    env, agent = Scripted(), REINFORCE(widths=(), score="both", initial_std=0.2)
+    state = agent.init(jax.random.key(0), env, script())
+    seen = jnp.ones((3, 2))
+    _, action, stored = agent.act(state, (), View(seen, jnp.ones(3, bool)), jax.random.key(1))
+    again = state.head.squash(state.nets(seen) + jnp.exp(state.nets.spread) * stored.noise)
+    np.testing.assert_allclose(again, action, rtol=1e-5)
+
+
+def test_scores_and_weights_of_other_shapes_are_refused():
+    score, weight = np.zeros((2, 3, 4)), np.zeros((2, 3, 1))
+    with pytest.raises(ValueError, match="one shape"):
+        surrogate(score, Batch(None, weight, weight == 0, None), 0.2)
 
 
 def test_totals_follow_agents_from_their_first_step():

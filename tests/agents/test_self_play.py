@@ -147,6 +147,13 @@ def test_average_is_a_lottery_once_an_episode_and_a_mean_without_a_key(head):
     np.testing.assert_allclose(found, 0.25 * modes[0] + 0.75 * modes[1], rtol=1e-5)
 
 
+def test_the_lottery_uses_no_key_twice(head):
+    policy = AveragePolicy(sample([chooses(0), chooses(1)], [1, 1]), head)
+    view = View(np.eye(2, dtype=np.float32), np.ones(2, bool))
+    with jax.debug_key_reuse(True):
+        jax.eval_shape(lambda key: policy.act(view, policy.initial_memory(2), key), jax.random.key(0))
+
+
 @pytest.fixture(scope="module")
 def game():
     """The game, and the train step that tests of learning share."""
