@@ -103,6 +103,10 @@ CASES = {
 }
 
 
+# two compilations of one step differ in the last digit, and the next step starts from there
+ROUNDING = {"rtol": 1e-4, "atol": 1e-5}
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_an_episode_is_the_environments_own(case):
     """Driven by hand with the documented keys: observations, rewards, ends, infos, masks and the global state."""
@@ -116,11 +120,11 @@ def test_an_episode_is_the_environments_own(case):
     while through.agents:
         expected = np.asarray(add_agent_axis(env, expected))
         legal = env.action_mask(state, params)
-        np.testing.assert_allclose(through.state(), world(state, params), rtol=1e-6)
+        np.testing.assert_allclose(through.state(), world(state, params), **ROUNDING)
         before = dict(through._roster.slots)
         joint = np.array(through._idle)
         for agent, slot in before.items():
-            np.testing.assert_array_equal(observations[agent], expected[slot])
+            np.testing.assert_allclose(observations[agent], expected[slot], **ROUNDING)
             mask = infos[agent].get("action_mask")
             assert (mask is None) == (legal is None)
             if mask is not None:
@@ -135,16 +139,16 @@ def test_an_episode_is_the_environments_own(case):
         truncated = bool(env.is_truncated(following, params))
         stays = np.asarray(env.successor(state, following, params)) >= 0
         for agent, slot in before.items():
-            assert rewards[agent] == float(reward[slot])
+            assert rewards[agent] == pytest.approx(float(reward[slot]), rel=1e-4, abs=1e-5)
             assert terminations[agent] == bool(terminated | ~stays[slot])
             assert truncations[agent] == (truncated and bool(stays[slot]))
             for name, value in told.items():
-                assert infos[agent][name] == np.asarray(value).item()
+                np.testing.assert_allclose(infos[agent][name], np.asarray(value).item(), **ROUNDING)
         state = following
     assert bool(terminated) or truncated
     expected = np.asarray(add_agent_axis(env, expected))
     for agent, slot in through._roster.slots.items():
-        np.testing.assert_array_equal(observations[agent], expected[slot])
+        np.testing.assert_allclose(observations[agent], expected[slot], **ROUNDING)
 
 
 def test_observations_may_be_written_to_and_lie_in_their_space():
