@@ -30,7 +30,7 @@ from equimorph.training.evaluation.longrun import long_run
 from equimorph.training.evaluation.rules import PolicyRule
 from equimorph.training.evaluation.scoring import to_float64
 from equimorph.training.evaluation.simulate import paths, policy_action
-from equimorph.training.evaluation.stability import contraction, fixed_point, fixed_point_report
+from equimorph.training.evaluation.stability import NO_REST_POINT, contraction, fixed_point, fixed_point_report
 from equimorph.training.evaluation.states import coordinates_of, packed
 from equimorph.training.report import align
 
@@ -99,12 +99,12 @@ def judged(policy: Any, env: Economy, params: Any, seed: int) -> tuple[bool, flo
     coordinates = coordinates_of(visited)
     if not coordinates.size:
         return False, error
-    point = fixed_point(case.rule, env, params, coordinates)[0]
+    point, why = fixed_point(case.rule, env, params, coordinates)
     stability = {} if point is None else fixed_point_report(point, coordinates)
     if not env.one_shot:
         stability["contraction"] = contraction(case.rule, visited, env, params, coordinates, seed)[0]
     flags = long_run(case.rule, env, params, coordinates, packed(coordinates, visited), seed)[0]
-    passed = verdict(found | {"stability": stability | flags}, once=env.one_shot)
+    passed = verdict(found | {"stability": stability | flags}, once=env.one_shot, lost=why == NO_REST_POINT)
     return all(each is True for each in passed.values()), error
 
 
