@@ -157,9 +157,12 @@ def check_pair(agent: Agent, env: Environment, params: EnvParams, num_steps: int
     name = type(agent).__name__
     missing = agent.required() - env.capabilities
     if missing:
+        advice = _ADVICE[min(missing)]
+        if "events" in missing:  # a tissue knows which of its options would give them a score
+            advice = getattr(env, "no_events", advice)
         raise UserError(
             f"{name} needs {', '.join(sorted(map(repr, missing)))}, which {env.name} does not offer (it has "
-            f"{', '.join(sorted(env.capabilities)) or 'none'}); {_ADVICE[min(missing)]}"
+            f"{', '.join(sorted(env.capabilities)) or 'none'}); {advice}"
         )
     found = agent.concept(env)
     if found != env.concept:
@@ -174,7 +177,7 @@ _ADVICE = {
     "conditions": "use conditions='derived' where actions are continuous and it is differentiable, or train it with "
     "'mappo' or 'reinforce', which need rewards only",
     "differentiable": "train it with 'mappo' or 'reinforce', which need no derivatives",
-    "events": "use score='actions', or an environment in hazard mode (mode='hazard')",
+    "events": "use score='actions'",
 }
 
 

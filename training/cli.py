@@ -219,7 +219,8 @@ def _list(args: argparse.Namespace) -> None:
 
 
 def _info(args: argparse.Namespace) -> None:
+    from .config import agent_names
     from .describe import describe
-    from .describe_agent import describe_agent, is_agent
+    from .describe_agent import describe_agent
 
-    print(describe_agent(args.name) if is_agent(args.name) else describe(args.name))
+    print(describe_agent(args.name) if args.name in agent_names() else describe(args.name))

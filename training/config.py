@@ -203,21 +203,27 @@ class Config(Section):
     out: str | None = None
 
 
+def agent_names() -> list[str]:
+    """Learners, classical solvers and tissues' rules."""
+    from ..agents.classical import SOLVERS
+    from ..agents.classical.tissues import RULES
+
+    return [*AGENTS, *SOLVERS, *RULES]
+
+
 def is_solver(name: str) -> bool:
     """Whether an agent of that name is a classical solver or a tissue's rule; otherwise it is a learner.
 
     Raises:
         UserError: it is neither; the message names the nearest.
     """
-    from ..agents.classical import SOLVERS
-    from ..agents.classical.tissues import RULES
-
     if not isinstance(name, str):
         kind = name.__name__ if isinstance(name, type) else type(name).__name__
         raise UserError(f"an agent is given by its name, such as 'deqn', got {kind}; its options go beside the name")
-    if name not in AGENTS and name not in SOLVERS and name not in RULES:
-        raise unknown("agent", str(name), [*AGENTS, *SOLVERS, *RULES])
-    return name in SOLVERS or name in RULES
+    names = agent_names()
+    if name not in names:
+        raise unknown("agent", name, names)
+    return name not in AGENTS
 
 
 def make_agent(name: str, env: Any, params: Any, **hyperparameters: Any) -> Any:

@@ -13,14 +13,6 @@ ENTRY = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*)$")
 WIDTH = 118
 
 
-def is_agent(name: str) -> bool:
-    """Whether an agent goes by that name."""
-    from ..agents.classical import SOLVERS
-    from ..agents.classical.tissues import RULES
-
-    return name in AGENTS or name in SOLVERS or name in RULES
-
-
 def describe_agent(name: str) -> str:
     """What an agent does, every option with its default and meaning, and the settings known to work, by environment.
 

@@ -498,6 +498,15 @@ def test_pairs_that_do_not_fit_are_named(env, options, message):
     check_pair(REINFORCE(score="both", entropy=0.1, micro_batches=2), *tissue(), 2, 4)
 
 
+@pytest.mark.parametrize(
+    ("env_id", "message"),
+    [("CellCount-v0", "mode='hazard'"), ("TypeBalance-v0", "secreting=False"), ("BrockMirman-v0", "score='actions'$")],
+)
+def test_what_would_give_events_a_score_is_said(env_id, message):
+    with pytest.raises(UserError, match=message):
+        check_pair(REINFORCE(score="events"), *equimorph.make(env_id), 2, 4)
+
+
 def test_what_does_not_fit_is_refused():
     env, params = Table(), table()
     with pytest.raises(UserError, match=r"needs 'events'.*score='actions'"):

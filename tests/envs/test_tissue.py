@@ -18,7 +18,6 @@ from jax_morph.physics import GROWTH_RATE, Death, MechanicalRelaxation, SoftSphe
 
 import equimorph
 from equimorph.envs import catalog
-from equimorph.envs.tissue import Tissue
 from equimorph.envs.tissues._forces import SoftRepulsion
 from equimorph.envs.tissues._steps import DIVISION_RATE, ExternalForce
 from equimorph.envs.tissues.cell_count import CellCount
@@ -335,8 +334,6 @@ TISSUES = [
 def test_resets_are_cheap_and_nothing_is_relaxed(id):
     """No warm-up, no raster: not one macro-step, and nothing that loops."""
     env, params = equimorph.make(id)
-    if not isinstance(env, Tissue):
-        pytest.skip("no physics in it")
     start = str(jax.make_jaxpr(env.reset_env)(jax.random.key(0), params))
     assert "scan" not in start
     assert "while" not in start
