@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -20,7 +19,18 @@ from ..agents.agent import Agent, Context, Policy, Rollout, View
 from ..envs.adapters.gymnasium_host import UNLIMITED, HostEnvironment, HostState, Simulator
 from ..envs.environment import EnvParams, add_agent_axis
 from ..errors import UserError
-from .loop import CONSUMED, Ended, TrainState, check_numbers, count_episodes
+from .loop import (
+    BROKEN,
+    CONSUMED,
+    Ended,
+    TrainState,
+    TrainStep,
+    check_finite,
+    check_limit,
+    check_numbers,
+    count_episodes,
+    finite_in_each,
+)
 
 EVALUATION_ENVS = 64
 LONGEST_EPISODE = 2000
@@ -123,27 +133,33 @@ def make_host_step(
     iterations: int,
     fresh_episodes: bool,
     num_seeds: int,
-) -> Callable[[TrainState], tuple[TrainState, dict[str, Array]]]:
-    """As `loop.make_train_step`, which checked the pair: `train_step(state) -> (state, metrics)`.
+) -> TrainStep:
+    """As `loop.make_train_step`, which checked the pair: `train_step(state, limit=None) -> (state, metrics)`.
 
     Seeds run one after the other.
     """
     parts = eqx.partition(agent, eqx.is_array)
 
-    def chunk(state: TrainState) -> tuple[TrainState, dict[str, np.ndarray]]:
+    def chunk(state: TrainState, count: int) -> tuple[TrainState, dict[str, np.ndarray]]:
         running = state.env_state[0]
         running.take()
         history = []
-        for _ in range(iterations):
+        for _ in range(count):
             state, metrics = _iterate(state, env, params, parts, num_steps, fresh_episodes)
             history.append(jax.tree.map(np.asarray, metrics))
+            if history[-1][BROKEN] > 0:
+                break
+        absent = jax.tree.map(np.zeros_like, history[-1]) | {BROKEN: np.full_like(history[-1][BROKEN], -1)}
+        history += [absent] * (iterations - len(history))
         return state._replace(env_state=(running.after(),)), jax.tree.map(lambda *x: np.stack(x), *history)
 
-    def train_step(state: TrainState) -> tuple[TrainState, dict[str, Any]]:
+    def train_step(state: TrainState, limit: int | None = None) -> tuple[TrainState, dict[str, Any]]:
         check_numbers(state, num_envs, num_seeds)
+        check_limit(limit, iterations)
+        count = limit or iterations
         if num_seeds == 1:
-            return chunk(state)
-        states, metrics = zip(*(chunk(_one_seed(state, index)) for index in range(num_seeds)), strict=True)
+            return chunk(state, count)
+        states, metrics = zip(*(chunk(_one_seed(state, index), count) for index in range(num_seeds)), strict=True)
         return _stack_seeds(list(states)), jax.tree.map(lambda *x: np.stack(x), *metrics)
 
     return train_step
@@ -254,11 +270,21 @@ def _update(agent_state, counts: TrainState, record, key, params, dynamic, *, en
     """The learner's update, and the sums over episodes that ended, all as in the compiled loop."""
     agent = eqx.combine(dynamic, agent)
     experience = rollout(record, env, params)
-    ended = Ended(experience.reward[..., 0], experience.terminated | experience.truncated, None)
+    alive = experience.view.agent_mask
+    broken = ~jax.vmap(finite_in_each)((experience.next_observation, experience.reward), (alive, alive))
+    ended = Ended(experience.reward[..., 0], experience.terminated | experience.truncated, None, broken)
     counts, episodes = count_episodes(counts, ended)
     context = Context(env, params, counts.iteration, counts.num_iterations)
     agent_state, metrics = agent.update(agent_state, experience, context, key)
-    return agent_state, counts._replace(iteration=counts.iteration + 1), {**metrics, **episodes}
+    return (
+        agent_state,
+        counts._replace(iteration=counts.iteration + 1),
+        {
+            **metrics,
+            **episodes,
+            **check_finite(metrics, ended),
+        },
+    )
 
 
 def rollout(record: dict[str, PyTree], env: HostEnvironment, params: EnvParams) -> Rollout:

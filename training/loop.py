@@ -6,7 +6,7 @@ It never asks which agent it runs. Nothing inside a chunk calls the host; metric
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -21,6 +21,9 @@ from ..envs.environment import Environment, EnvParams, add_agent_axis, drop_agen
 from ..errors import UserError
 
 SEED_AXIS = "seed"
+
+BROKEN, BROKEN_ENV = "check/broken", "check/env"
+"""Metrics of the loop itself: whether something was not finite (-1: the iteration did not run), and where."""
 
 CONSUMED = "this train state was consumed by an earlier call; go on with the state that call returned"
 
@@ -55,11 +58,16 @@ class Ended(NamedTuple):
         earned: the mean reward of the living.
         done: whether the episode ended with this step.
         score: of the episodes that did, 0 elsewhere; None where the environment has none.
+        broken: where an observation or a reward is not finite.
     """
 
     earned: Float[Array, "T N"]
     done: Bool[Array, "T N"]
     score: Float[Array, "T N"] | None
+    broken: Bool[Array, "T N"]
+
+
+TrainStep = Callable[..., tuple[TrainState, dict[str, Any]]]
 
 
 class _Settings(NamedTuple):
@@ -140,7 +148,7 @@ def make_train_step(
     iterations: int = 1,
     fresh_episodes: bool = False,
     num_seeds: int = 1,
-) -> Callable[[TrainState], tuple[TrainState, dict[str, Array]]]:
+) -> TrainStep:
     """The chunk: `iterations` times collect and update, in one compiled call that consumes its argument.
 
     Args:
@@ -152,9 +160,12 @@ def make_train_step(
         num_seeds: as in `create_train_state`.
 
     Returns:
-        `train_step(state) -> (state, metrics)`. Metrics have a leading axis `[iterations]` (after `[num_seeds]`, if
-        there are several). `episode/return_sum`, `episode/length_sum` (and `episode/score_sum`) are sums over the
-        `episode/finished` episodes that ended, in each iteration.
+        `train_step(state, limit=None) -> (state, metrics)`, which runs `limit` iterations where that is fewer. Metrics
+        have a leading axis `[iterations]` (after `[num_seeds]`, if there are several). `episode/return_sum`,
+        `episode/length_sum` (and `episode/score_sum`) are sums over the `episode/finished` episodes that ended, in each
+        iteration. `check/broken` is 0 while losses, gradients, observations and rewards are finite, and `check/env`
+        the first environment whose are not, else -1. The chunk ends with the first iteration in which something is
+        not finite, of any seed; rows of iterations that did not run have -1 in `check/broken`.
 
     Raises:
         UserError: the pair does not fit, a count below 1, or rewards of the wrong shape; when called, a state that was
@@ -173,29 +184,49 @@ def make_train_step(
     dynamic, static = eqx.partition(agent, eqx.is_array)
     settings = _Settings(env, static, num_steps, iterations, fresh_episodes, num_seeds > 1)
 
-    def train_step(state: TrainState) -> tuple[TrainState, dict[str, Array]]:
+    def train_step(state: TrainState, limit: int | None = None) -> tuple[TrainState, dict[str, Array]]:
         counted = state.running_return
         if not isinstance(counted, jax.core.Tracer) and isinstance(counted, jax.Array) and counted.is_deleted():
             raise UserError(CONSUMED)
         check_numbers(state, num_envs, num_seeds)
-        return _run_chunk(state, dynamic, params, settings=settings)
+        check_limit(limit, iterations)
+        return _run_chunk(state, dynamic, params, np.int32(limit or iterations), settings=settings)
 
     return train_step
 
 
 @functools.partial(jax.jit, static_argnames="settings", donate_argnames="state")
-def _run_chunk(state: TrainState, dynamic: PyTree, params: EnvParams, *, settings: _Settings):
-    """The one compiled function of a run."""
+def _run_chunk(state: TrainState, dynamic: PyTree, params: EnvParams, limit: Int[Array, ""], *, settings: _Settings):
+    """The one compiled function of a run.
+
+    How often its body runs is not known to the compiler: so the same numbers come out however a run is cut into calls.
+    """
 
     def chunk(state):
-        agent = eqx.combine(dynamic, settings.agent)
-        return jax.lax.scan(lambda s, _: _iterate(s, agent, params, settings), state, None, settings.iterations)
+        iterate = functools.partial(_iterate, dynamic=dynamic, params=params, settings=settings)
+        shapes = jax.eval_shape(iterate, state)[1]
+        rows = jax.tree.map(lambda like: jnp.zeros((settings.iterations, *like.shape), like.dtype), shapes)
+        rows[BROKEN] = jnp.full_like(rows[BROKEN], -1)
+
+        def body(carry):
+            done, _, state, rows = carry
+            state, metrics = iterate(state)
+            rows = jax.tree.map(lambda row, metric: row.at[done].set(metric), rows, metrics)
+            broken = metrics[BROKEN]
+            broken = jax.lax.psum(broken, SEED_AXIS) if settings.seeds else broken
+            return done + 1, broken > 0, state, rows
+
+        carry = (jnp.int32(0), jnp.zeros((), bool), state, rows)
+        _, _, state, rows = jax.lax.while_loop(lambda c: (c[0] < limit) & ~c[1], body, carry)
+        return state, rows
 
     return jax.vmap(chunk, axis_name=SEED_AXIS)(state) if settings.seeds else chunk(state)
 
 
-def _iterate(state: TrainState, agent: Agent, params: EnvParams, settings: _Settings):
+@functools.partial(jax.jit, static_argnames="settings")  # traced once, though its shapes are asked for first
+def _iterate(state: TrainState, dynamic: PyTree, params: EnvParams, *, settings: _Settings):
     """One iteration: a rollout and an update."""
+    agent = eqx.combine(dynamic, settings.agent)
     key, key_fresh, key_collect, key_update = jax.random.split(state.key, 4)
     if settings.fresh_episodes:
         num_envs = state.running_return.shape[0]
@@ -211,7 +242,8 @@ def _iterate(state: TrainState, agent: Agent, params: EnvParams, settings: _Sett
     state, episodes = count_episodes(state, ended)
     context = Context(settings.env, params, state.iteration, state.num_iterations)
     agent_state, metrics = agent.update(state.agent, rollout, context, key_update)
-    return state._replace(agent=agent_state, key=key, iteration=state.iteration + 1), {**metrics, **episodes}
+    metrics = {**metrics, **episodes, **check_finite(metrics, ended)}
+    return state._replace(agent=agent_state, key=key, iteration=state.iteration + 1), metrics
 
 
 def collect(
@@ -316,10 +348,12 @@ def _ended(step: Rollout, done: Bool[Array, " N"], env: Environment, params: Env
     earned = jnp.where(mask, step.reward, 0).sum(-1)
     if env.num_agents > 1:
         earned = earned / jnp.maximum(mask.sum(-1), 1)
+    living = (jax.vmap(env.agent_mask, (0, None))(step.next_env_state, params), mask)
+    broken = ~finite_in_each((step.next_observation, step.reward), living)
     if "score" not in env.capabilities:
-        return Ended(earned, done, None)
+        return Ended(earned, done, None, broken)
     score = jax.vmap(env.score, (0, None))(step.next_env_state, params)
-    return Ended(earned, done, jnp.where(done, score, 0))
+    return Ended(earned, done, jnp.where(done, score, 0), broken)
 
 
 def count_episodes(state: TrainState, ended: Ended) -> tuple[TrainState, dict[str, Array]]:
@@ -328,7 +362,7 @@ def count_episodes(state: TrainState, ended: Ended) -> tuple[TrainState, dict[st
     What finished episodes earned is all that was earned, and carried in, less what is carried out: so that only the
     latter needs a pass in time.
     """
-    earned, done, scores = ended
+    earned, done, scores, _ = ended
 
     def carry_on(running, step):
         reward, ends = step
@@ -346,6 +380,26 @@ def count_episodes(state: TrainState, ended: Ended) -> tuple[TrainState, dict[st
     return state._replace(running_return=total, running_length=length), sums
 
 
+def finite_in_each(trees: Sequence[PyTree], living: Sequence[Bool[Array, "N A"]]) -> Bool[Array, " N"]:
+    """Where all floats of living agents are finite, in each environment; leaves are `[N, A, ...]`."""
+    flags = [jnp.ones(living[0].shape[:1], bool)]
+    for tree, alive in zip(trees, living, strict=True):
+        for leaf in jax.tree.leaves(tree):
+            if jnp.issubdtype(leaf.dtype, jnp.floating):
+                flags.append((jnp.isfinite(leaf).reshape(*alive.shape, -1).all(axis=-1) | ~alive).all(axis=-1))
+    return functools.reduce(jnp.logical_and, flags)
+
+
+def check_finite(metrics: dict[str, Array], ended: Ended) -> dict[str, Array]:
+    """The loop's own metrics: whether a loss, a gradient, an observation or a reward is not finite, and where."""
+    losses = [value for name, value in metrics.items() if name.startswith("loss/")]
+    lost = ~functools.reduce(jnp.logical_and, [jnp.isfinite(loss).all() for loss in losses], jnp.ones((), bool))
+    where = ended.broken.any(axis=0)
+    broken = lost | where.any()
+    first = jnp.where(where.any(), jnp.argmax(where), -1)
+    return {BROKEN: broken.astype(jnp.int32), BROKEN_ENV: first.astype(jnp.int32)}
+
+
 def _where(condition: Bool[Array, " N"], chosen: PyTree, otherwise: PyTree) -> PyTree:
     """Leaf by leaf along the first axis."""
 
@@ -359,6 +413,14 @@ def check_count(name: str, value: Any) -> None:
     """Raise `UserError` unless `value` is a whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UserError(f"{name} must be a whole number of at least 1, got {value!r}")
+
+
+def check_limit(limit: Any, iterations: int) -> None:
+    """Raise `UserError` unless `limit` is None or a number of iterations that a chunk of `iterations` can run."""
+    if limit is not None:
+        check_count("limit", limit)
+        if limit > iterations:
+            raise UserError(f"limit = {limit} must not exceed the {iterations} iterations that the step was made for")
 
 
 def check_numbers(state: TrainState, num_envs: int, num_seeds: int) -> None:

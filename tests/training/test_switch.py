@@ -100,7 +100,7 @@ def test_all_options_in_one_file_act(name):
     # Two minibatches in each of two passes, under a rate that warms up over twenty steps.
     rates = found["policy/learning_rate"]
     assert (np.diff(rates[:4]) > 0).all()
-    assert rates[9] < 0.1 * rates[4]
+    assert rates[9] < 0.25 * rates[4]
     assert found["replay/stored"].tolist()[:3] == [512, 896, 1280]
     assert found["policy/target_gap"][-1] > 0
     weights = np.stack([found["weight/euler"], found["weight/bound/consumption"]])
