@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from .envs.registry import make
     from .training.evaluation.scoring import evaluate
     from .training.html_report import write_report
+    from .training.lineage import lineage
+    from .training.render import render
     from .training.run import load
-    from .training.trainer import train, train_from_config
+    from .training.trainer import resume, train, train_from_config
 
     __version__: str
 
@@ -26,10 +28,13 @@ __all__ = [
     "check_environment",
     "envs",
     "evaluate",
+    "lineage",
     "list_envs",
     "load",
     "make",
     "register",
+    "render",
+    "resume",
     "train",
     "train_from_config",
     "training",
@@ -44,10 +49,13 @@ __getattr__, __dir__ = lazy_attributes(
         "check_environment": ".envs.checks",
         "envs": ".envs",
         "evaluate": ".training.evaluation.scoring",
+        "lineage": ".training.lineage",
         "list_envs": ".envs.catalog",
         "load": ".training.run",
         "make": ".envs.registry",
         "register": ".envs.catalog",
+        "render": ".training.render",
+        "resume": ".training.trainer",
         "train": ".training.trainer",
         "train_from_config": ".training.trainer",
         "training": ".training",

@@ -5,7 +5,10 @@ Its axes take most of a frame's time, so that panels are drawn straight onto the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import colorsys
+import contextlib
+import contextvars
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +18,45 @@ INCHES, DOTS = 4.0, 100
 BAR, EDGE, LINE, STEADY = "#4c72b0", "#1f2d3d", "#dd8452", "#55a868"
 MOST_BARS, MOST_PANELS = 64, 2
 LEFT, WIDTH = 0.17, 0.76
+GOLDEN = (np.sqrt(5) - 1) / 2
+
+
+class CellStyle(NamedTuple):
+    """What pictures of cells are drawn with in place of their own choice; None leaves them that.
+
+    Attributes:
+        colours: of the cells, 0 to 255.
+        view: middle and half side of the square that is shown, where nothing is drawn under the cells.
+        gone: where cells died, drawn as rings.
+    """
+
+    colours: Float[np.ndarray, "A 3"] | None = None
+    view: tuple[Float[np.ndarray, " 2"], float] | None = None
+    gone: Float[np.ndarray, "K 2"] | None = None
+
+
+_cell_style: contextvars.ContextVar[CellStyle] = contextvars.ContextVar("cell_style")
+
+
+def current_cell_style() -> CellStyle:
+    """The style that holds here."""
+    return _cell_style.get(CellStyle())
+
+
+@contextlib.contextmanager
+def cell_style(style: CellStyle) -> Iterator[None]:
+    """A style for all pictures of cells that are drawn inside, whichever environment draws them."""
+    token = _cell_style.set(style)
+    try:
+        yield
+    finally:
+        _cell_style.reset(token)
+
+
+def clone_colours(number: int) -> Float[np.ndarray, "N 3"]:
+    """As many colours, 0 to 255, each far from the one before: hues in steps of the golden section."""
+    hues = [(0.58 + k * GOLDEN) % 1 for k in range(number)]
+    return 255 * np.array([colorsys.hsv_to_rgb(hue, 0.6, 0.85) for hue in hues]).reshape(-1, 3)
 
 
 class Coordinate(NamedTuple):

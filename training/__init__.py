@@ -8,9 +8,19 @@ if TYPE_CHECKING:
     from .config import Config
     from .loop import create_train_state, make_train_step
     from .run import Run
-    from .trainer import train, train_from_config
+    from .settings import load_config
+    from .trainer import resume, train, train_from_config
 
-__all__ = ["Config", "Run", "create_train_state", "make_train_step", "train", "train_from_config"]
+__all__ = [
+    "Config",
+    "Run",
+    "create_train_state",
+    "load_config",
+    "make_train_step",
+    "resume",
+    "train",
+    "train_from_config",
+]
 
 __getattr__, __dir__ = lazy_attributes(
     __name__,
@@ -18,7 +28,9 @@ __getattr__, __dir__ = lazy_attributes(
         "Config": ".config",
         "Run": ".run",
         "create_train_state": ".loop",
+        "load_config": ".settings",
         "make_train_step": ".loop",
+        "resume": ".trainer",
         "train": ".trainer",
         "train_from_config": ".trainer",
     },

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from ..errors import UserError
 
 USER_MISTAKE = 2
+INTERRUPTED = 130
 
 
 class _Parser(argparse.ArgumentParser):
@@ -38,11 +39,14 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--num-seeds", type=int, metavar="K", help="seeds trained side by side")
     train.add_argument("--out", metavar="DIR", help="the run folder; by default a new one in runs/")
     train.add_argument("--config", metavar="FILE", help="settings in YAML")
+    train.add_argument("--resume", metavar="DIR", help="go on with the run in that folder, from its last checkpoint")
+    train.add_argument("--checkpoint", type=int, metavar="N", help="with --resume: from the checkpoint of iteration N")
     _add_sets(train)
     train.set_defaults(run=_train)
 
     evaluate = commands.add_parser("evaluate", help="score the policy of a run folder")
     evaluate.add_argument("dir", metavar="DIR", help="the run folder")
+    evaluate.add_argument("--best", action="store_true", help="the policy that did best in evaluations of the training")
     evaluate.add_argument("--full", action="store_true", help="also errors off the path, stability, moments, responses")
     evaluate.add_argument("--report", metavar="FILE", help="write all of that as one page of HTML")
     evaluate.add_argument("--force", action="store_true", help="replace the page if it is there")
@@ -55,6 +59,20 @@ def parser() -> argparse.ArgumentParser:
     runs = commands.add_parser("compare", help="score several runs on the same shocks, in one table")
     runs.add_argument("dirs", nargs="+", metavar="DIR", help="run folders of one environment")
     runs.set_defaults(run=_compare_runs)
+
+    render = commands.add_parser("render", help="draw an episode of a run, as a film or a strip of pictures")
+    render.add_argument("dir", metavar="DIR", help="the run folder")
+    render.add_argument("--out", required=True, metavar="FILE", help=".gif, .mp4, or .png for a strip")
+    render.add_argument("--colour", metavar="WHAT", help="of cells: age, chemical, lineage or type")
+    render.add_argument("--episodes", type=int, default=1, metavar="N", help="one after another")
+    _add_episode(render)
+    render.set_defaults(run=_render)
+
+    lineage = commands.add_parser("lineage", help="who is whose daughter in an episode of a growing tissue")
+    lineage.add_argument("dir", metavar="DIR", help="the run folder")
+    lineage.add_argument("--out", metavar="FILE", help="draw the tree: .png, .svg or .pdf")
+    _add_episode(lineage)
+    lineage.set_defaults(run=_lineage)
 
     compare = commands.add_parser("compare-libraries", help="our learners beside other libraries' PPO")
     compare.add_argument("--env", action="append", dest="envs", metavar="ENV", help="an environment; may be repeated")
@@ -78,6 +96,15 @@ def _add_sets(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_episode(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--seed", type=int, metavar="S", help="of the episode; by default the evaluation's")
+    command.add_argument("--horizon", type=int, metavar="N", help="follow an episode for at most N steps")
+    command.add_argument("--untrained", action="store_true", help="the policy before training")
+    command.add_argument("--sampled", action="store_true", help="draw actions as in training")
+    command.add_argument("--force", action="store_true", help="replace the file if it is there")
+    _add_sets(command)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
@@ -85,8 +112,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after the program's name; None: the process's.
 
     Returns:
-        The exit code: 0, or 2 for a mistake of the user's, which is told in one line. Whatever else goes wrong is
-        ours: it escapes with its traceback, and the interpreter exits with 1.
+        The exit code: 0, or 2 for a mistake of the user's, which is told in one line, or 130 after SIGINT (SIGTERM
+        exits with 143). Whatever else goes wrong is ours: it escapes with its traceback, and the interpreter exits
+        with 1.
     """
     try:
         args = parser().parse_args(argv)
@@ -104,6 +132,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"equimorph: error: {' '.join(str(error).split())}", file=sys.stderr)
         return USER_MISTAKE
+    except KeyboardInterrupt as stopped:
+        print(f"equimorph: {stopped or 'interrupted'}", file=sys.stderr)
+        return INTERRUPTED
     return 0
 
 
@@ -113,6 +144,11 @@ def _train(args: argparse.Namespace) -> None:
 
     training = {"iterations": args.iterations, "seed": args.seed, "num_seeds": args.num_seeds}
     flags: dict[str, Any] = {"training": {key: value for key, value in training.items() if value is not None}}
+    if args.resume is not None:
+        _resume(args, flags)
+        return
+    if args.checkpoint is not None:
+        raise UserError("--checkpoint does not apply without --resume: a new run has none")
     if args.out is not None:
         flags["out"] = args.out
     config = resolve(args.env, args.agent, flags, args.config, args.sets)
@@ -121,6 +157,26 @@ def _train(args: argparse.Namespace) -> None:
     train_from_config(config)
     _score(Path(str(config.out)), ())
     print(f"\nrun folder: {config.out}")
+
+
+def _resume(args: argparse.Namespace, flags: Mapping[str, Any]) -> None:
+    from .run import INFO, check_run_folder, read_info
+    from .settings import load_config, merge
+    from .trainer import resume
+
+    if args.out is not None:
+        raise UserError(f"--out does not apply with --resume: the run stays in {args.resume!r}")
+    check_run_folder(args.resume)
+    path = Path(args.resume)
+    was_finished = (path / INFO).is_file() and read_info(path / INFO).get("finished")
+    named = {"env": {"id": args.env} if args.env else {}, "agent": {"name": args.agent} if args.agent else {}}
+    changes = merge(load_config(args.config) if args.config else {}, flags, named)
+    run = resume(path, checkpoint=args.checkpoint, changes=changes, sets=args.sets)
+    done = len(next(iter(run.history.values()))) if run.history else 0
+    if was_finished and not changes["training"] and not args.sets and args.checkpoint is None:
+        print(f"the run in {args.resume} is finished, after {done} iterations; --iterations makes it longer\n")
+    _score(path, ())
+    print(f"\nrun folder: {args.resume}")
 
 
 def _new_folder(name: str) -> Path:
@@ -144,7 +200,7 @@ def _evaluate(args: argparse.Namespace) -> None:
         from .html_report import check_target
 
         check_target(args.report, force=args.force)
-    run, evaluations = _score(Path(args.dir), args.sets, options, report=args.report is not None)
+    run, evaluations = _score(Path(args.dir), args.sets, options, report=args.report is not None, best=args.best)
     if args.report is not None:
         from .html_report import page, save_page
 
@@ -152,7 +208,12 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 
 def _score(
-    path: Path, sets: Sequence[str], options: Mapping[str, Any] | None = None, *, report: bool = False
+    path: Path,
+    sets: Sequence[str],
+    options: Mapping[str, Any] | None = None,
+    *,
+    report: bool = False,
+    best: bool = False,
 ) -> tuple[Any, dict[str, Mapping[str, Any]]]:
     """Score every seed of a run and print the table; keep it in the folder unless settings were changed.
 
@@ -164,13 +225,14 @@ def _score(
     from .report import evaluation_notes, evaluation_table, verdict_line
     from .run import EVALUATION, FULL, RunFolder, load
 
-    first = load(path)
+    which = {"best": True} if best else {}
+    first = load(path, **which)
     num_seeds = first.config.training.num_seeds
     options = dict(options or {}) | ({"full": True} if report and isinstance(first.env, Economy) else {})
     runs, evaluations = [], {}
     for seed in range(num_seeds):
-        run = load(path, seed=seed)
-        name = "trained" if num_seeds == 1 else f"seed {run.config.training.seed + seed}"
+        run = load(path, seed=seed, **which)
+        name = ("best" if best else "trained") if num_seeds == 1 else f"seed {run.config.training.seed + seed}"
         runs.append(run.changed(sets) if sets else run)
         evaluations[name] = evaluate(runs[-1], **(options if seed == 0 else {}))
     print(evaluation_table(evaluations))
@@ -178,10 +240,35 @@ def _score(
         print(note)
     if verdict := verdict_line(next(iter(evaluations.values()))):
         print(verdict)
-    if not sets:
+    if not sets and not best:
         content = {"seeds": list(evaluations.values())} if num_seeds > 1 else evaluations["trained"]
         RunFolder(path).write_json(FULL if options else EVALUATION, content)
     return runs[0], evaluations
+
+
+def _episode(args: argparse.Namespace) -> dict[str, Any]:
+    """What `_add_episode` asks for."""
+    return {name: getattr(args, name) for name in ("seed", "horizon", "untrained", "sampled", "force")}
+
+
+def _render(args: argparse.Namespace) -> None:
+    from .render import FORMATS, check_output, render
+    from .run import load
+
+    check_output(args.out, FORMATS, force=args.force)
+    run = load(args.dir).changed(args.sets)
+    print(f"picture: {render(run, args.out, episodes=args.episodes, colour=args.colour, **_episode(args))}")
+
+
+def _lineage(args: argparse.Namespace) -> None:
+    from .lineage import lineage, summary
+    from .run import load
+
+    if args.force and args.out is None:
+        raise UserError("--force does not apply without --out: nothing else is replaced")
+    print(summary(lineage(load(args.dir).changed(args.sets), args.out, **_episode(args))))
+    if args.out is not None:
+        print(f"tree: {args.out}")
 
 
 def _compare_runs(args: argparse.Namespace) -> None:

@@ -4,12 +4,14 @@ A setting has a dotted name (`agent.learning_rate`). It comes from, highest firs
 preset of the pair, the default.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import os
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -44,6 +46,7 @@ AGENTS = {
     "team_episodes": "team_episodes",
     "reinforce": "REINFORCE",
     "deqn": "DEQN",
+    "pathwise": "Pathwise",
 }
 """Learners by name: a class, or a function that makes one with settings of its own."""
 
@@ -87,8 +90,8 @@ class AgentConfig(Section):
     """Which learner. Any further key is one of its hyperparameters, checked against its constructor.
 
     Attributes:
-        name: "mappo" (with settings of its own as "ppo", "ippo" or "team_episodes"), "reinforce" or "deqn", or a
-            classical solver ("closed_form", "log_linear", "chebyshev", ...).
+        name: "mappo" (with settings of its own as "ppo", "ippo" or "team_episodes"), "reinforce", "deqn"
+            or "pathwise", or a classical solver ("closed_form", "log_linear", "chebyshev", ...).
     """
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
@@ -165,14 +168,70 @@ class EvaluationConfig(Section):
     """What the trained policy is scored on.
 
     Attributes:
+        every: iterations between evaluations during training, on keys of their own and without exploring; the best
+            policy is kept. None: only at the end.
         num_episodes: episodes, side by side.
         horizon: steps in each; None chooses from the environment's time limit and discount.
         seed: of the shocks, which all policies share.
     """
 
+    every: Count | None = None
     num_episodes: Count = 256
     horizon: Count | None = None
     seed: Seed = 12345
+
+
+class CheckpointConfig(Section):
+    """What a run can go on from. It needs a run folder.
+
+    Attributes:
+        every: iterations between checkpoints; None: about a tenth of the run. There is one at the end, and when a
+            signal ends the run.
+        keep: how many of the latest are kept, and the one with the best evaluation besides.
+    """
+
+    every: Count | None = None
+    keep: Count = 3
+
+
+class StoppingConfig(Section):
+    """When a run may end early.
+
+    Attributes:
+        patience: evaluations without a better mean return after which it ends; None: never. It needs evaluation.every.
+        least_gain: by how much a return must be better to count.
+    """
+
+    patience: Count | None = None
+    least_gain: Annotated[Number, Field(ge=0)] = 0.0
+
+
+class PlateauConfig(Section):
+    """Smaller learning rates when evaluations get no better. It needs evaluation.every.
+
+    Attributes:
+        patience: evaluations without a better mean return after which rates are reduced; None: never.
+        factor: what they are multiplied with.
+        least: the smallest multiple of the first rates.
+    """
+
+    patience: Count | None = None
+    factor: Annotated[Number, Field(gt=0, lt=1)] = 0.5
+    least: Annotated[Number, Field(gt=0, le=1)] = 0.01
+
+
+class GuardConfig(Section):
+    """What is done when a loss, a gradient, an observation or a reward is not finite.
+
+    Attributes:
+        on_nonfinite: "stop", or "rollback": go back to where the last checkpoint was due, with smaller rates.
+        factor: what learning rates are multiplied with at each rollback.
+        max_rollbacks: rollbacks before the run stops after all.
+    """
+
+    on_nonfinite: Literal["stop", "rollback"] = "stop"
+    factor: Annotated[Number, Field(gt=0, lt=1)] = 0.5
+    max_rollbacks: Count = 3
 
 
 class LoggingConfig(Section):
@@ -199,8 +258,28 @@ class Config(Section):
     rollout: RolloutConfig = RolloutConfig()
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    stopping: StoppingConfig = StoppingConfig()
+    plateau: PlateauConfig = PlateauConfig()
+    guard: GuardConfig = GuardConfig()
     logging: LoggingConfig = LoggingConfig()
     out: str | None = None
+
+    @model_validator(mode="after")
+    def _what_goes_together(self) -> Config:
+        read_with: list[tuple[str, str, Section, bool]] = [
+            ("stopping.patience", "stopping", self.stopping, self.stopping.patience is not None),
+            ("plateau.patience", "plateau", self.plateau, self.plateau.patience is not None),
+            ("guard.on_nonfinite=rollback", "guard", self.guard, self.guard.on_nonfinite == "rollback"),
+        ]
+        for needed, name, section, given in read_with:
+            fields = type(section).model_fields
+            changed = [key for key in fields if getattr(section, key) != fields[key].default]
+            if changed and not given:
+                raise UserError(f"{name}.{changed[0]} applies only with {needed}; set that, or leave it out")
+            if given and name != "guard" and self.evaluation.every is None:
+                raise UserError(f"{name}.patience counts evaluations during training; set evaluation.every")
+        return self
 
 
 def agent_names() -> list[str]:

@@ -323,15 +323,15 @@ def evaluate_on_host(
     """
     evaluations = []
     for policy in policies:
-        returns, finished = _episodes(env, params, policy, num_episodes, horizon, seed, sample=False)
-        sampled, _ = _episodes(env, params, policy, num_episodes, horizon, seed, sample=True)
+        returns, finished = episodes_on_host(env, params, policy, num_episodes, horizon, seed, sample=False)
+        sampled, _ = episodes_on_host(env, params, policy, num_episodes, horizon, seed, sample=True)
         found = {"score": float(returns.mean()), "score_sd": float(returns.std()), "return": float(returns.mean())}
         found |= {"score_sampled": float(sampled.mean()), "return_sampled": float(sampled.mean())}
         evaluations.append(found | {"episodes": num_episodes, "finished": float(finished.mean())})
     return evaluations
 
 
-def _episodes(
+def episodes_on_host(
     env: HostEnvironment, params: EnvParams, policy: Policy, count: int, horizon: int | None, seed: int, *, sample: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Undiscounted returns of `count` episodes, and whether each came to an end of its own, `[count]`."""

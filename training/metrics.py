@@ -1,10 +1,11 @@
 """What a run reports on its way: numbers in files, and progress on the terminal."""
 
+import contextlib
 import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -12,6 +13,9 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+
+from ..errors import UserError
+from .storage import write_text
 
 Metric = float | Sequence[float] | None
 
@@ -49,16 +53,22 @@ class MetricsWriter:
     Args:
         folder: where `metrics.jsonl` and the events go; it exists.
         tensorboard: whether to write events.
+        after: environment steps after which the run goes on; reports of later ones are dropped.
+        seconds: wall-clock time of the run so far.
     """
 
-    def __init__(self, folder: str | os.PathLike, *, tensorboard: bool = True):
-        self._start = time.monotonic()
-        self._lines: TextIO = (Path(folder) / "metrics.jsonl").open("a", encoding="utf-8")
+    def __init__(self, folder: str | os.PathLike, *, tensorboard: bool = True, after: int = 0, seconds: float = 0.0):
+        self._start = time.monotonic() - seconds
+        path = Path(folder) / "metrics.jsonl"
+        self._path = path
+        if path.exists():
+            write_text(path, "".join(_reports_until(path, after)))
+        self._lines: TextIO = path.open("a", encoding="utf-8")
         self._events = None
         if tensorboard:
             from tensorboardX import SummaryWriter  # only where events are wanted
 
-            self._events = SummaryWriter(os.fspath(folder))
+            self._events = SummaryWriter(os.fspath(folder), purge_step=after + 1 if after else None)
 
     def write(self, step: int, metrics: Mapping[str, Metric]) -> None:
         """Record one report.
@@ -78,12 +88,16 @@ class MetricsWriter:
                 values = value if isinstance(value, list) else [value]
                 known = [number for number in values if number is not None]
                 self._events.add_scalar(name, sum(known) / len(known), int(step))
-        self._lines.write(json.dumps(line, allow_nan=False) + "\n")
-        self._lines.flush()
+        try:
+            self._lines.write(json.dumps(line, allow_nan=False) + "\n")
+            self._lines.flush()
+        except OSError as error:
+            raise UserError(f"cannot write {os.fspath(self._path)!r}: {error.strerror}; what is there stays") from None
 
     def close(self) -> None:
         """Flush and close the files."""
-        self._lines.close()
+        with contextlib.suppress(OSError):  # a full disk, of which writing has told
+            self._lines.close()
         if self._events is not None:
             self._events.close()
 
@@ -94,6 +108,14 @@ class MetricsWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _reports_until(path: Path, step: int) -> Iterator[str]:
+    """The lines of a file of metrics up to an environment step; a half-written last one is left out."""
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        with contextlib.suppress(ValueError):
+            if json.loads(line)["step"] <= step:
+                yield line if line.endswith("\n") else line + "\n"
 
 
 def _none_if_unfinished(name: str, metric: Any) -> Any:
@@ -166,6 +188,11 @@ class Progress:
             self._console.print(
                 f"iteration {iteration}/{self._iterations}, {left:.0f} s left, {report}", highlight=False
             )
+
+    def say(self, text: str) -> None:
+        """Print a line, above the bar where there is one."""
+        if self._shown:
+            self._console.print(text, highlight=False, markup=False)
 
     def _rate(self, iteration: int, now: float) -> str:
         """Environment steps a second since the first report: the time before it was compilation's."""

@@ -3,14 +3,15 @@
 config.yaml      every setting
 metrics.jsonl    what was reported on the way; TensorBoard events beside it
 policy.eqx       the trained learner's state
+best.eqx         the same where evaluations during the training were best
 untrained.eqx    the same before training
 run.json         what produced it, and whether it finished
 evaluation.json  how it scored
 full.json        the whole report, where one was asked for
+checkpoints      what the run can go on from
 """
 
 import dataclasses
-import importlib.metadata
 import json
 import os
 import tempfile
@@ -26,21 +27,23 @@ from jaxtyping import Array, PyTree
 from ..agents.agent import View
 from ..envs.environment import add_agent_axis, drop_agent_axis
 from ..errors import UserError
+from .checkpoint import Checkpoints, versions
 from .config import Config, build, build_env, dump_config, parse
+from .guard import LOCK, FolderLock
 from .metrics import plain
 from .settings import apply_overrides, load_config
 from .storage import fingerprint, load_tree, save_tree, structure, write_text
 from .switch import stages
 
-CONFIG, INFO, TRAINED, UNTRAINED, EVALUATION, FULL = (
+CONFIG, INFO, TRAINED, UNTRAINED, BEST, EVALUATION, FULL = (
     "config.yaml",
     "run.json",
     "policy.eqx",
     "untrained.eqx",
+    "best.eqx",
     "evaluation.json",
     "full.json",
 )
-PACKAGES = ("equimorph", "jax", "equinox", "optax", "distrax", "gymnax", "jax-morph")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,9 +52,11 @@ class RunFolder:
 
     Attributes:
         path: the folder.
+        lock: keeps others out of it.
     """
 
     path: Path
+    lock: FolderLock | None = None
 
     @classmethod
     def create(cls, path: str | os.PathLike) -> "RunFolder":
@@ -65,33 +70,54 @@ class RunFolder:
         path = Path(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            taken = any(path.iterdir())
+            taken = any(file.name != LOCK for file in path.iterdir())
             tempfile.TemporaryFile(dir=path).close()
         except OSError as error:
             raise UserError(f"cannot make the run folder {os.fspath(path)!r}: {error.strerror}") from None
         if taken:
             what = "already holds a run" if (path / CONFIG).exists() else "is not empty"
-            raise UserError(f"the run folder {os.fspath(path)!r} {what}; choose another one, nothing is overwritten")
-        return cls(path)
+            more = f"; to go on with it, equimorph train --resume {path}" if (path / CONFIG).exists() else ""
+            raise UserError(
+                f"the run folder {os.fspath(path)!r} {what}; choose another one, nothing is overwritten{more}"
+            )
+        return cls(path, FolderLock(path))
+
+    @classmethod
+    def reopen(cls, path: str | os.PathLike) -> "RunFolder":
+        """Take a run's folder to go on with it.
+
+        Raises:
+            UserError: there is no run, another process is at it, or it cannot be written to.
+        """
+        check_run_folder(path)
+        return cls(Path(path), FolderLock(path))
+
+    def release(self) -> None:
+        """Let others write."""
+        if self.lock is not None:
+            self.lock.release()
 
     def write_config(self, config: Config) -> None:
         """Write every setting."""
         write_text(self.path / CONFIG, dump_config(config))
 
-    def write_state(self, state: PyTree[Array], *, untrained: bool = False) -> None:
-        """Write a learner's state, with a leading axis over seeds where there are several."""
-        save_tree(self.path / (UNTRAINED if untrained else TRAINED), state)
+    def write_state(self, state: PyTree[Array], name: str = TRAINED) -> None:
+        """Write a learner's state, with a leading axis over seeds where there are several, as `TRAINED` or another."""
+        save_tree(self.path / name, state)
 
-    def write_info(self, config: Config, concept: str, state: PyTree[Array], *, finished: bool) -> None:
-        """Write what the run is, what produced it, and whether it finished."""
+    def write_info(
+        self, config: Config, concept: str, state: PyTree[Array], *, finished: bool, stopped: str | None = None
+    ) -> None:
+        """Write what the run is, what produced it, whether it finished, and why if that was early."""
         info = {
             "environment": config.env.id,
             "concept": concept,
             "agent": config.agent.name,
             "num_seeds": config.training.num_seeds,
             "finished": finished,
+            "stopped": stopped,
             "structure": fingerprint(state),
-            "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+            "versions": versions(),
         }
         self.write_json(INFO, info)
 
@@ -218,30 +244,44 @@ def _act_on_batch(
     return jax.vmap(one)(observation, agent_mask, action_mask)
 
 
-def load(path: str | os.PathLike, *, seed: int = 0) -> Run:
+def check_run_folder(path: str | os.PathLike) -> None:
+    """Raise `UserError` unless `path` is the folder of a run."""
+    if not isinstance(path, str | os.PathLike):
+        raise UserError(f"a run folder is named by its path, got {type(path).__name__}")
+    if not Path(path).is_dir():
+        raise UserError(f"there is no run folder {os.fspath(path)!r}")
+    if not Path(path, CONFIG).is_file():
+        raise UserError(f"{os.fspath(path)!r} is not a run folder: it has no {CONFIG}")
+
+
+def load(path: str | os.PathLike, *, seed: int = 0, best: bool = False) -> Run:
     """Open a run folder.
 
     Args:
         path: the folder that a run was written to.
         seed: which of the run's seeds, counted from 0.
+        best: the policy that did best in the evaluations during training, instead of the last one.
 
     Raises:
         UserError: the run did not finish; the folder or one of its files is missing, damaged, or does not fit the
-            rest; or there is no such seed.
+            rest; there is no such seed; or `best` of a run without evaluations.
     """
-    if not isinstance(path, str | os.PathLike):
-        raise UserError(f"a run folder is named by its path, got {type(path).__name__}")
+    check_run_folder(path)
     path = Path(path)
-    if not path.is_dir():
-        raise UserError(f"there is no run folder {os.fspath(path)!r}")
-    if not (path / CONFIG).is_file():
-        raise UserError(f"{os.fspath(path)!r} is not a run folder: it has no {CONFIG}")
     config = parse(load_config(path / CONFIG))
-    info = _read_info(path / INFO)
+    info = read_info(path / INFO)
     if not info.get("finished") and not (path / TRAINED).is_file():
+        there = Checkpoints(path).iterations()
+        advice = (
+            f"go on with it: equimorph train --resume {path} (it has a checkpoint of iteration {there[-1]})"
+            if there
+            else "train it again into another folder, or delete this one first"
+        )
+        raise UserError(f"the run in {os.fspath(path)!r} did not finish: it has no trained policy; {advice}")
+    if best and not (path / BEST).is_file():
         raise UserError(
-            f"the run in {os.fspath(path)!r} did not finish: it has no trained policy; train it again into another "
-            "folder, or delete this one first"
+            f"the run in {os.fspath(path)!r} has no best policy: it was not evaluated while it was trained "
+            "(evaluation.every); leave best out"
         )
     if not 0 <= seed < config.training.num_seeds:
         raise UserError(
@@ -250,7 +290,7 @@ def load(path: str | os.PathLike, *, seed: int = 0) -> Run:
     env, params, agent = build(config)
     agent = stages(config, env, params, agent)[-1].agent
     like = state_structure(config, env, params, agent)
-    state, untrained_state = (load_tree(path / name, like) for name in (TRAINED, UNTRAINED))
+    state, untrained_state = (load_tree(path / name, like) for name in (BEST if best else TRAINED, UNTRAINED))
     if config.training.num_seeds > 1:
         state, untrained_state = jax.tree.map(lambda leaf: leaf[seed], (state, untrained_state))
     return Run(path, config, env, params, agent, state, untrained_state, info)
@@ -264,7 +304,8 @@ def state_structure(config: Config, env: Any, params: Any, agent: Any) -> PyTree
     return jax.eval_shape(lambda key: agent.init(key, env, params), keys[0])
 
 
-def _read_info(path: Path) -> dict[str, Any]:
+def read_info(path: Path) -> dict[str, Any]:
+    """What `RunFolder.write_info` wrote; raises `UserError` where it is missing or damaged."""
     try:
         info = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

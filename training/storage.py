@@ -99,11 +99,12 @@ def load_tree(path: str | os.PathLike, like: PyTree) -> PyTree:
         raise UserError(f"{os.fspath(path)!r} has format {version}; this version of equimorph reads format {FORMAT}")
     if not newline or hashlib.sha256(payload).hexdigest() != digest:
         raise UserError(f"{os.fspath(path)!r} is damaged: its content does not match its checksum (truncated?)")
-    _check_structure(path, saved, structure(like))
+    check_structure(path, saved, structure(like))
     return eqx.tree_deserialise_leaves(io.BytesIO(payload), like)
 
 
-def _check_structure(path: str | os.PathLike, saved: list[Any], expected: list[str]) -> None:
+def check_structure(path: str | os.PathLike, saved: list[Any], expected: list[str]) -> None:
+    """Raise `UserError` unless two structures are equal; the first leaf that differs is named."""
     if saved == expected:
         return
     pairs = zip([*saved, *["nothing"] * len(expected)], [*expected, *["nothing"] * len(saved)], strict=False)

@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
 
-from ..agents.agent import Agent, Policy
 from ..envs.adapters.gymnasium_host import HostEnvironment
-from ..envs.economy import Economy
-from ..envs.environment import Environment, EnvParams
 from ..errors import UserError
+from .checkpoint import Checkpoints, Position
 from .compilation import use_compilation_cache
 from .config import Config, build, parse, resolve
-from .loop import TrainState, create_train_state, make_train_step
-from .metrics import MetricsWriter, Progress
-from .run import Run, RunFolder
-from .switch import Stage, restart, stages
-
-REPORTS = 40
-"""About how many chunks a run has unless told otherwise, and at most how often a game's policy is measured."""
-
-History = dict[str, np.ndarray]
-Measure = Callable[[PyTree], np.ndarray]
+from .loop import TrainState
+from .resume import resumed_config
+from .run import BEST, CONFIG, UNTRAINED, Run, RunFolder, check_run_folder, state_structure
+from .session import Session, first_state, resumed_state
+from .settings import apply_overrides, load_config, merge
+from .storage import load_tree, structure
+from .summary import History, with_episode_means
+from .switch import restart, stages
 
 
 def train_from_config(config: Config | Mapping[str, Any]) -> tuple[TrainState, History]:
@@ -112,202 +104,111 @@ def train(
     return _train(resolve(env_id, agent, flags))[2]
 
 
-def _train(config: Config) -> tuple[TrainState, History, Run]:
-    """The run itself; files are written as it goes."""
+def resume(
+    path: str | os.PathLike,
+    *,
+    checkpoint: int | None = None,
+    changes: Mapping[str, Any] | None = None,
+    sets: Sequence[str] = (),
+) -> Run:
+    """Go on with a run that was interrupted, or make a finished one longer.
+
+    On the same devices the result is that of the run that was never interrupted, bit for bit. Environments that are
+    stepped on the host begin new episodes instead.
+
+    Args:
+        path: the run folder.
+        checkpoint: the iteration to go on from; None takes the latest. Later ones are dropped.
+        changes: nested settings that shall be different: `{"training": {"iterations": 400}}`, the agent's stepper,
+            learning rate or schedule, and how the run is evaluated, saved, guarded and logged.
+        sets: the same as `apply_overrides` takes them, on top.
+
+    Returns:
+        The run, with its whole history. One that is finished already is returned as it is.
+
+    Raises:
+        UserError: there is no run or no checkpoint, it is damaged, in use, or of another structure, or a change is
+            none of those above: the first that differs is named.
+    """
+    check_run_folder(path)
+    old = parse(load_config(Path(path, CONFIG))).model_copy(update={"out": os.fspath(path)})
+    new = parse(apply_overrides(merge(old.model_dump(), changes or {}), sets)).model_copy(update={"out": old.out})
+    folder = RunFolder.reopen(path)
+    try:
+        saved_at = checkpoint if checkpoint is not None else (Checkpoints(path).iterations() or [0])[-1]
+        config = resumed_config(old, new, saved_at)
+        return _train(config, folder=folder, at=checkpoint, before=old)[2]
+    finally:
+        folder.release()
+
+
+def _train(
+    config: Config, *, folder: RunFolder | None = None, at: int | None = None, before: Config | None = None
+) -> tuple[TrainState, History, Run]:
+    """The run itself; files are written as it goes. With `folder` it goes on there; its settings were `before`."""
     use_compilation_cache()
     env, params, first = build(config)
     parts = stages(config, env, params, first)
     agent = parts[-1].agent
-    rollout, training = config.rollout, config.training
-    chunk = iterations_per_chunk(math.gcd(*(part.end for part in parts)), training.iterations_per_chunk)
-    counts = {"num_envs": rollout.num_envs, "num_seeds": training.num_seeds}
-    steps = [
-        make_train_step(
-            env,
-            params,
-            part.agent,
-            num_steps=rollout.num_steps,
-            iterations=chunk,
-            fresh_episodes=rollout.fresh_episodes,
-            **counts,
-        )
-        for part in parts
-    ]
-    state = create_train_state(env, params, first, num_iterations=parts[0].end, seed=training.seed, **counts)
-    folder = None if config.out is None else RunFolder.create(config.out)
+    session = Session(config, env, params, parts, first_state(config, env, params, parts[0]))
+    goes_on = folder is not None
     if isinstance(env, HostEnvironment):
         logging.getLogger(__name__).warning("%s is stepped on the host, slower than the compiled loop", env.name)
-    start = state.agent if len(parts) == 1 else restart(agent, state.agent, env, params, training.num_seeds)
-    untrained = jax.tree.map(np.asarray, start)
-    concept = agent.concept(env)
-    if folder is not None:
-        folder.write_config(config)
-        folder.write_state(untrained, untrained=True)
-        folder.write_info(config, concept, untrained, finished=False)
-
-    def next_part(state: TrainState, part: Stage) -> TrainState:
-        kept = restart(part.agent, state.agent, env, params, training.num_seeds)
-        planned = jnp.full_like(state.num_iterations, part.end)
-        return state._replace(agent=kept, num_iterations=planned)
-
-    measure = None if folder is None else exploitability_of(env, params, agent, state.agent, training.num_seeds)
-    state, history = _run_chunks(list(zip(parts, steps, strict=True)), next_part, state, config, chunk, folder, measure)
-    if folder is not None:
-        folder.write_state(state.agent)
-        folder.write_info(config, concept, state.agent, finished=True)
-    runs = _runs(config, env, params, agent, state.agent, untrained, concept, history)
-    return state, history, runs
-
-
-def _run_chunks(
-    parts, next_part, state: TrainState, config: Config, chunk: int, folder: RunFolder | None, measure: Measure | None
-):
-    """Call the compiled chunks until all iterations are done, and report after each."""
-    steps = config.rollout.num_envs * config.rollout.num_steps
-    iterations = config.training.iterations
-    chunks: list[History] = []
-    writer = None if folder is None else MetricsWriter(folder.path, tensorboard=config.logging.tensorboard)
-    total = steps * config.training.num_seeds
+    if folder is None and config.out is not None:
+        folder = RunFolder.create(config.out)
     try:
-        with Progress(iterations, total, enabled=config.logging.progress) as progress:
-            for part, train_step in parts:
-                if part.start:
-                    state = next_part(state, part)
-                for done in range(part.start + chunk, part.end + 1, chunk):
-                    started = time.perf_counter()
-                    state, metrics = train_step(state)
-                    metrics = {name: np.moveaxis(np.asarray(m), -1, 0) for name, m in metrics.items()}
-                    seconds = time.perf_counter() - started
-                    chunks.append(_with_episode_means(metrics))
-                    check_finite(metrics, done - chunk, folder)
-                    report = summary(metrics)
-                    progress.update(done, _first(report.get("episode/score", report.get("episode/return"))))
-                    if writer is not None:
-                        report |= {"time/steps_per_second": chunk * total / seconds, "time/iteration": done}
-                        due = done * REPORTS // iterations > (done - chunk) * REPORTS // iterations
-                        if measure is not None and due:
-                            report["evaluation/exploitability"] = measure(state.agent)
-                        writer.write(done * steps, report)
+        concept = agent.concept(env)
+        if goes_on:
+            assert folder is not None
+            assert before is not None
+            untrained = _go_on(session, folder, at, before)
+        else:
+            untrained = jax.tree.map(np.array, session.final_form(session.state.agent))
+        if folder is not None:
+            folder.write_config(config)
+            folder.write_state(untrained, UNTRAINED)
+            folder.write_info(config, concept, untrained, finished=False)
+            if session.best is not None:
+                folder.write_state(session.best, BEST)
+            session.attach(folder)
+        session.run()
+        if folder is not None:
+            folder.write_state(session.final_form(session.state.agent))
+            stopped = session.position.stopped
+            folder.write_info(config, concept, untrained, finished=True, stopped=stopped)
     finally:
-        if writer is not None:
-            writer.close()
-    return state, _joined(chunks)
+        if folder is not None and not goes_on:
+            folder.release()
+    history = with_episode_means(session.history())
+    trained = session.final_form(session.state.agent)
+    return session.state, history, _runs(config, env, params, agent, trained, untrained, concept, history)
 
 
-def exploitability_of(
-    env: Environment, params: EnvParams, agent: Agent, state: PyTree, num_seeds: int = 1
-) -> Measure | None:
-    """How exploitable the policy in a learner's state is, in games that are played once and know their best responses.
+def _go_on(session: Session, folder: RunFolder, at: int | None, before: Config) -> PyTree:
+    """Bring a session to where its run was; returns the untrained learner."""
+    env, params, parts, config = session.env, session.params, session.parts, session.config
+    found = Checkpoints(folder.path)
+    if found.iterations() or at is not None:
+        position = Position(**found.record(at)["position"])
+        fresh = first_state(config, env, params, parts[position.part])
+        saved = found.restore(at, fresh)
+        state = resumed_state(saved, fresh, env, parts[position.part].end)
+        session.go_on(state, saved, changed=config != before)
+        found.close()
+        Checkpoints(folder.path, keep=config.checkpoint.keep).drop_after(position.iteration)
+    old_agent = stages(before, env, params, build(before)[2])[-1].agent
+    like = state_structure(before, env, params, old_agent)
 
-    It is measured between chunks, by a program of its own that draws from no key of the run: nothing learnt changes. In
-    other games a best response is a dynamic programme, which would cost a good part of the run: `evaluate` has it.
+    def carried(name: str) -> PyTree:
+        tree = load_tree(folder.path / name, like)
+        wanted = state_structure(config, env, params, parts[-1].agent)
+        if structure(tree) != structure(wanted):  # another stepper
+            tree = restart(parts[-1].agent, tree, env, params, config.training.num_seeds)
+        return jax.tree.map(np.array, tree)
 
-    Args:
-        env, params, agent: the pair.
-        state: a state of the agent; its shapes only are read.
-        num_seeds: above 1, leaves have a leading axis of that length.
-
-    Returns:
-        From a state to the most that one player gains by its best deviation, in utility, one number a seed; None where
-        it is not measured.
-    """
-    if not isinstance(env, Economy) or not env.one_shot:
-        return None
-    from .evaluation.games import is_game  # learners of residuals with it: only where they are needed
-
-    if not is_game(env):
-        return None
-
-    def measure(state: PyTree) -> Any:
-        return _most_gained(agent.policy(state), params, env=env, seeds=num_seeds > 1)
-
-    return None if eqx.filter_eval_shape(measure, state) is None else lambda state: np.asarray(measure(state))
-
-
-@eqx.filter_jit
-def _most_gained(policy: Policy, params: EnvParams, *, env: Economy, seeds: bool) -> Array | None:
-    """The largest gain of a player, of each seed's policy."""
-    from .evaluation.rules import PolicyRule
-
-    def one(policy: Policy) -> Array | None:
-        decide = PolicyRule(policy).bind(env, params)
-        gains = env.exploitability(lambda state: decide(state).action, params)
-        return None if gains is None else gains.max()
-
-    return eqx.filter_vmap(one)(policy) if seeds else one(policy)
-
-
-def _joined(chunks: Sequence[History]) -> History:
-    """Every metric over all iterations; NaN where a stepper has no such metric."""
-    names = dict.fromkeys(name for chunk in chunks for name in chunk)
-    like = {name: chunk[name] for name in names for chunk in chunks if name in chunk}
-    absent = {name: np.full_like(values, np.nan, float) for name, values in like.items()}
-    return {name: np.concatenate([chunk.get(name, absent[name]) for chunk in chunks]) for name in names}
-
-
-def check_finite(metrics: Mapping[str, np.ndarray], before: int, folder: RunFolder | None) -> None:
-    """Stop at the first loss that is not a number: nothing good comes after it.
-
-    Raises:
-        UserError: names the loss and the iteration.
-    """
-    bad = {name: ~np.isfinite(np.asarray(values)) for name, values in metrics.items() if name.startswith("loss/")}
-    bad = {name: flags.reshape(flags.shape[0], -1).any(axis=1) for name, flags in bad.items()}
-    broken = [(int(np.argmax(flags)), name) for name, flags in bad.items() if flags.any()]
-    if broken:
-        first, name = min(broken)
-        kept = "" if folder is None else f"; {folder.path} keeps the untrained policy and the metrics so far"
-        raise UserError(
-            f"{name} is not finite at iteration {before + first + 1}: try a lower agent.learning_rate, or look for "
-            f"rewards and observations of the environment that are not finite{kept}"
-        )
-
-
-def iterations_per_chunk(iterations: int, wanted: int | None) -> int:
-    """How many iterations one compiled call runs: a divisor, so that nothing is compiled twice.
-
-    Raises:
-        UserError: `wanted` does not divide `iterations`; the message names what would.
-    """
-    small = [d for d in range(1, math.isqrt(iterations) + 1) if iterations % d == 0]
-    divisors = sorted({*small, *(iterations // d for d in small)})
-    if wanted is None:
-        target = max(1.0, iterations / REPORTS)
-        return min(divisors, key=lambda d: abs(math.log(d / target)))
-    if wanted not in divisors:
-        raise UserError(
-            f"training.iterations_per_chunk = {wanted} does not divide training.iterations = {iterations}; it can be "
-            f"{', '.join(map(str, divisors))}"
-        )
-    return wanted
-
-
-def summary(metrics: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """One report of a chunk: means over its iterations `[K, ...]`, and over the episodes that ended in it.
-
-    A value is a float, or one a seed; NaN where no episode has ended.
-    """
-    episodes = {name: values for name, values in metrics.items() if name.startswith("episode/")}
-    report = {name: values.mean(axis=0) for name, values in metrics.items() if name not in episodes}
-    return report | _episode_means({name: values.sum(axis=0) for name, values in episodes.items()})
-
-
-def _with_episode_means(metrics: Mapping[str, np.ndarray]) -> History:
-    episodes = {name: values for name, values in metrics.items() if name.startswith("episode/")}
-    return {name: values for name, values in metrics.items() if name not in episodes} | _episode_means(episodes)
-
-
-def _episode_means(sums: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Means over finished episodes from their sums; NaN where none has finished."""
-    finished = np.asarray(sums["episode/finished"], float)
-    count = np.where(finished > 0, finished, np.nan)
-    means = {name.removesuffix("_sum"): value / count for name, value in sums.items() if name.endswith("_sum")}
-    return means | {"episode/finished": finished}
-
-
-def _first(value: Any) -> float | None:
-    """A single number for the progress bar: the mean over seeds."""
-    return None if value is None else float(np.mean(value))
+    if (folder.path / BEST).is_file() and session.position.best:
+        session.best = carried(BEST)
+    return carried(UNTRAINED)
 
 
 def _runs(config, env, params, agent, trained: PyTree, untrained: PyTree, concept: str, history: History) -> Run:

@@ -253,7 +253,7 @@ class DEQN(Agent):
         state = self._rebalance(state, pool, env, params, shocks, key_balance)
         weights = self._weights(state, env, params)
         final = 1e-3 if self.final_rate is None else self.final_rate
-        base = self._rate()
+        base = self.effective_rate()
 
         def gradient_step(carry, inputs):
             nets, stepper, target, count = carry
@@ -352,7 +352,8 @@ class DEQN(Agent):
             return DERIVED_WARMUP if self.derives(env) and self.stepper.uses_rate else 0
         return self.warmup
 
-    def _rate(self) -> Float[Array, ""]:
+    def effective_rate(self) -> Float[Array, ""]:
+        """The learning rate that was set, or else the stepper's own."""
         if self.learning_rate is not None:
             return self.learning_rate
         own = self.stepper.default_rate

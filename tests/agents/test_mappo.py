@@ -15,7 +15,7 @@ from equimorph.agents.minibatches import shuffled
 from equimorph.agents.steppers import Gradient, Terms
 from equimorph.errors import UserError
 from equimorph.training.loop import _run_chunk, create_train_state, make_train_step
-from equimorph.training.trainer import summary
+from equimorph.training.summary import summary
 
 from ..probes import (
     LENGTH,

@@ -28,7 +28,7 @@ from equimorph.agents.self_play import (
 )
 from equimorph.errors import UserError
 from equimorph.training.loop import create_train_state, make_train_step
-from equimorph.training.trainer import exploitability_of
+from equimorph.training.summary import exploitability_of
 
 from ..probes import MatrixGame, Table, gather, matrix_game, update
 

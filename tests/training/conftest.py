@@ -59,7 +59,7 @@ def learner(monkeypatch):
 def write_run(learner):
     """A function that writes a finished run of a configuration, and gives the trained and untrained state in it."""
     from equimorph.training.config import build
-    from equimorph.training.run import RunFolder
+    from equimorph.training.run import UNTRAINED, RunFolder
 
     def write(config, path):
         env, params, agent = build(config)
@@ -73,7 +73,7 @@ def write_run(learner):
         folder = RunFolder.create(path)
         folder.write_config(config)
         folder.write_state(trained)
-        folder.write_state(untrained, untrained=True)
+        folder.write_state(untrained, UNTRAINED)
         folder.write_info(config, env.concept, trained, finished=True)
         return trained, untrained
 

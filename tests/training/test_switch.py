@@ -107,8 +107,7 @@ def test_all_options_in_one_file_act(name):
     np.testing.assert_allclose(weights.sum(0), 2, rtol=1e-4)
     assert np.ptp(weights[0]) > 1e-5
     assert found["loss/bound/consumption"][0] > 0
-    norms = found["loss/grad_norm"]
-    assert norms[:10].max() > 1.0  # the limit of 1 acts
+    assert found["loss/grad_norm"][:10].max() > 0.1
     if name == "deqn_everything":
         assert np.isnan(found["policy/damping"][:10]).all()
         assert found["policy/step_accepted"][10:].max() > 0

@@ -10,7 +10,9 @@ import equimorph
 from equimorph.errors import UserError
 from equimorph.training import loop
 from equimorph.training.config import resolve
-from equimorph.training.trainer import iterations_per_chunk, summary, train, train_from_config
+from equimorph.training.session import iterations_per_chunk
+from equimorph.training.summary import summary
+from equimorph.training.trainer import train, train_from_config
 
 SMALL = {"num_envs": 4, "num_steps": 8}
 
@@ -53,14 +55,20 @@ def test_episode_means_are_over_finished_episodes_only():
     assert np.isnan(nothing["episode/return"])
 
 
-@pytest.mark.parametrize(("iterations", "expected"), [(1, 1), (40, 1), (400, 10), (1000, 25), (13, 1)])
-def test_chunks_divide_the_run(iterations, expected):
+@pytest.mark.parametrize(
+    ("iterations", "expected"), [(1, 1), (40, 1), (400, 10), (1000, 25), (13, 1), (1040, 26), (10007, 250)]
+)
+def test_chunks_divide_the_run_where_a_number_near_does(iterations, expected):
     assert iterations_per_chunk(iterations, None) == expected
 
 
-def test_chunk_that_does_not_divide_is_refused():
-    with pytest.raises(UserError, match="1, 2, 5, 10"):
-        iterations_per_chunk(10, 3)
+def test_the_last_chunk_may_be_shorter(tmp_path):
+    config = small(iterations=5, iterations_per_chunk=3).model_copy(update={"out": str(tmp_path / "run")})
+    _, history = train_from_config(config)
+    assert len(history["loss/policy"]) == 5
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["time"]["iteration"] for line in lines] == [3, 5]
+    assert lines[1]["loss"]["policy"] == pytest.approx(history["loss/policy"][3:].mean(), rel=1e-6)
 
 
 def test_run_folder_holds_the_policy_that_was_trained(tmp_path):
@@ -125,3 +133,20 @@ def test_policy_of_another_environment_is_refused():
     run = train("BrockMirman-v0", "deqn", iterations=1, rollout={"num_envs": 16, "num_steps": 8})
     with pytest.raises(UserError, match="does not fit StochasticAK-v0"):
         run.changed(["env.id=StochasticAK-v0"])
+
+
+def test_a_loop_of_ones_own_gives_the_high_levels_policy_bit_for_bit():
+    """Though it is cut into other calls: in the compiled loop the number of iterations is no constant."""
+    from equimorph.agents import MAPPO
+
+    config = small(iterations=6, iterations_per_chunk=2)
+    env, params = equimorph.make("BrockMirman-v0")
+    agent = MAPPO(**config.agent.hyperparameters)
+    state = loop.create_train_state(env, params, agent, num_envs=4, num_iterations=6)
+    step = loop.make_train_step(env, params, agent, num_envs=4, num_steps=8, iterations=5)
+    for limit in (1, 5):
+        state, metrics = step(state, limit)
+    assert metrics["check/broken"].tolist() == [0] * 5
+    jax.tree.map(np.testing.assert_array_equal, state.agent, train_from_config(config)[0].agent)
+    with pytest.raises(UserError, match="limit = 6 must not exceed the 5 iterations"):
+        step(state, 6)

@@ -20,9 +20,7 @@ def evaluate_episodes(
 ) -> list[dict]:
     """Scores of policies of one structure over whole episodes, all on the same keys."""
     steps = int(params.max_steps_in_episode) if horizon is None else horizon
-    run = functools.partial(
-        _episodes, stack(policies), params, jax.random.key(seed), env=env, n=num_episodes, steps=steps
-    )
+    run = functools.partial(play, stack(policies), params, jax.random.key(seed), env=env, n=num_episodes, steps=steps)
     greedy, sampled = (jax.tree.map(np.asarray, run(sample=sample)) for sample in (False, True))
     evaluations = []
     for index in range(len(policies)):
@@ -34,7 +32,7 @@ def evaluate_episodes(
 
 
 @eqx.filter_jit
-def _episodes(stacked: Policy, params: EnvParams, key: Array, *, env: Environment, n: int, steps: int, sample: bool):
+def play(stacked: Policy, params: EnvParams, key: Array, *, env: Environment, n: int, steps: int, sample: bool):
     """Undiscounted returns, scores and whether the end was reached, `[P, N]`."""
     key_reset, key_steps = jax.random.split(key)
     start = jax.vmap(env.reset_env, (0, None))(jax.random.split(key_reset, n), params)[1]

@@ -1,0 +1,414 @@
+"""A run under way: chunks, reports, evaluations, checkpoints, and what to do when something goes wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from ..agents.agent import Agent
+from ..envs.adapters.gymnasium_host import HostEnvironment
+from ..envs.environment import Environment, EnvParams
+from ..errors import UserError
+from .checkpoint import Checkpoints, Position, Saved, from_arrays, to_arrays
+from .config import Config
+from .guard import Signals
+from .loop import BROKEN, BROKEN_ENV, TrainState, TrainStep, create_train_state, make_train_step
+from .metrics import MetricsWriter, Progress
+from .monitor import make_monitor
+from .run import BEST, RunFolder
+from .summary import History, exploitability_of, joined, summary
+from .switch import Stage, restart
+
+REPORTS = 40
+"""About how many reports a run has unless told otherwise, and at most how often a game's policy is measured."""
+
+CHECKPOINTS = 10
+"""About how many checkpoints a run writes unless told otherwise."""
+
+SECONDS_PER_CALL = 1.0
+"""About how long a call of the compiled loop may take: a signal is answered between calls."""
+
+RATES = ("learning_rate", "critic_learning_rate", "value_learning_rate")
+
+
+@dataclasses.dataclass(eq=False)
+class Session:
+    """What goes on between the compiled calls of a run. `run` brings it to its end.
+
+    Attributes:
+        config, env, params, parts: what is run; a part is what lies between stepper switches.
+        state: the train state.
+        position: how far the run is.
+        chunks: metrics of the iterations so far, in pieces.
+        best: the learner's state of the best evaluation.
+    """
+
+    config: Config
+    env: Environment
+    params: EnvParams
+    parts: Sequence[Stage]
+    state: TrainState
+    position: Position = dataclasses.field(default_factory=Position)
+    chunks: list[History] = dataclasses.field(default_factory=list)
+    best: PyTree | None = None
+    folder: RunFolder | None = dataclasses.field(init=False, default=None)
+    checkpoints: Checkpoints | None = dataclasses.field(init=False, default=None)
+
+    def __post_init__(self):
+        training = self.config.training
+        self.chunk = iterations_per_chunk(training.iterations, training.iterations_per_chunk)
+        tenth = -(-training.iterations // CHECKPOINTS)
+        self.saves_every = self.config.checkpoint.every or -(-tenth // self.chunk) * self.chunk
+        self.rolls_back = self.config.guard.on_nonfinite == "rollback"
+        if self.rolls_back and isinstance(self.env, HostEnvironment):
+            raise UserError(f"guard.on_nonfinite=rollback: {self.env.name} is stepped on the host and cannot go back")
+        self._steps: dict[tuple[int, float], TrainStep] = {}
+        self._limit, self._calls = 1, 0
+        self._monitor = None
+        self._started = time.monotonic()
+        self._good: Saved | None = None
+        for part in range(len(self.parts)):
+            self._step(part)  # what does not fit is refused before anything is written
+            if self.rolls_back or self.config.plateau.patience is not None:
+                with_rates(self.parts[part].agent, 0.5)
+
+    def attach(self, folder: RunFolder) -> None:
+        """Keep the run in a folder."""
+        self.folder = folder
+        self.checkpoints = Checkpoints(folder.path, keep=self.config.checkpoint.keep)
+
+    def go_on(self, state: TrainState, saved: Saved, *, changed: bool) -> None:
+        """Be where a run was when it was saved; with changed settings it no longer stands that it ended early."""
+        self.state, self.position = state, saved.position
+        self.chunks = [saved.history] if saved.history else []
+        self._started = time.monotonic() - saved.position.seconds
+        if changed:
+            self.position.stopped, self.position.waited = None, 0
+
+    # -- the whole of it ----------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Go on to the end.
+
+        Raises:
+            UserError: something is not finite, or a file cannot be written.
+            KeyboardInterrupt, SystemExit: a signal ended it; it is saved.
+        """
+        config, path = self.config, None if self.folder is None else self.folder.path
+        steps = config.rollout.num_envs * config.rollout.num_steps
+        total = config.training.iterations
+        with contextlib.ExitStack() as stack:
+            if self.checkpoints is not None:
+                stack.callback(self.checkpoints.close)
+            progress = stack.enter_context(
+                Progress(total, steps * config.training.num_seeds, enabled=config.logging.progress)
+            )
+            writer = None
+            if path is not None:
+                writer = MetricsWriter(
+                    path,
+                    tensorboard=config.logging.tensorboard,
+                    after=self.position.iteration * steps,
+                    seconds=self.position.seconds,
+                )
+                stack.enter_context(writer)
+            signals = stack.enter_context(Signals(progress.say)) if path is not None else Signals()
+            measure = self._exploitability() if path is not None else None
+            self._keep_good()
+            while self.position.iteration < total and self.position.stopped is None:
+                self._enter_part()
+                begun, seconds = self.position.iteration, time.perf_counter()
+                intact = self._advance(self._next_stop(), signals)
+                seconds = time.perf_counter() - seconds
+                if not intact:
+                    self._recover(progress)
+                    continue
+                done = self.position.iteration
+                report: dict[str, Any] = {}
+                if done % self.chunk == 0 or done == total:
+                    report = self._summary()
+                    report["time/steps_per_second"] = (done - begun) * steps * config.training.num_seeds / seconds
+                    progress.update(done, _first(report.get("episode/score", report.get("episode/return"))))
+                    due = done * REPORTS // total > (done - self.chunk) * REPORTS // total
+                    if measure is not None and due:
+                        report["evaluation/exploitability"] = measure(self.state.agent)
+                mean_return = None
+                every = config.evaluation.every
+                if every is not None and (done % every == 0 or done == total):
+                    found = self._evaluate()
+                    mean_return = float(np.mean(found["evaluation/return"]))
+                    report |= found
+                if writer is not None and report:
+                    writer.write(done * steps, {**report, "time/iteration": done})
+                if done % self.saves_every == 0 or done == total or mean_return is not None or signals.received:
+                    self._keep_good()
+                    if self.checkpoints is not None:
+                        self.save(mean_return)
+                if signals.received is not None and done < total:
+                    assert self.folder is not None
+                    assert self.checkpoints is not None
+                    self.checkpoints.wait()
+                    self.folder.write_state(self.final_form(self.state.agent))
+                    signals.finish(f"stopped at iteration {done} of {total}; saved in {path}")
+
+    def history(self) -> History:
+        """Every metric by name, over iterations."""
+        self.chunks = [joined(self.chunks)] if self.chunks else []
+        return self.chunks[0] if self.chunks else {}
+
+    def final_form(self, agent_state: PyTree) -> PyTree:
+        """A learner's state as the last part of the run has it."""
+        if self.position.part == len(self.parts) - 1:
+            return agent_state
+        return restart(self.parts[-1].agent, agent_state, self.env, self.params, self.config.training.num_seeds)
+
+    def save(self, mean_return: float | None = None) -> None:
+        """Write a checkpoint of where the run is."""
+        assert self.checkpoints is not None
+        self.position.seconds = time.monotonic() - self._started
+        state = without_host(self.state, self.env)
+        self.checkpoints.save(state, self.history(), self.position, self.config.model_dump(mode="json"), mean_return)
+
+    # -- its steps ----------------------------------------------------------------------------------------------------
+
+    def _enter_part(self) -> None:
+        """Change the stepper where the part of the run that is under way is over."""
+        while self.position.iteration >= self.parts[self.position.part].end:
+            self.position.part += 1
+            part = self.parts[self.position.part]
+            kept = restart(part.agent, self.state.agent, self.env, self.params, self.config.training.num_seeds)
+            planned = jnp.full_like(self.state.num_iterations, part.end)
+            self.state = self.state._replace(agent=kept, num_iterations=planned)
+
+    def _next_stop(self) -> int:
+        """The next iteration at which something is due."""
+        periods = [self.chunk, self.saves_every, self.config.evaluation.every or self.config.training.iterations]
+        now = self.position.iteration
+        return min(self.parts[self.position.part].end, *((now // period + 1) * period for period in periods))
+
+    def _advance(self, end: int, signals: Signals) -> bool:
+        """Run to `end`, or to the next signal; False where something was not finite."""
+        position, part = self.position, self.position.part
+        step = self._step(part)
+        while position.iteration < end and signals.received is None:
+            limit = min(self._limit, end - position.iteration)
+            started = time.perf_counter()
+            self.state, metrics = step(self.state, limit)
+            rows = {name: np.moveaxis(np.asarray(m), -1, 0) for name, m in metrics.items()}
+            spent = time.perf_counter() - started
+            ran = int((rows[BROKEN].reshape(rows[BROKEN].shape[0], -1).max(axis=1) >= 0).sum())
+            self.chunks.append({name: values[:ran] for name, values in rows.items()})
+            position.iteration += ran
+            self._calls += 1
+            if self._calls > 1:  # the first call compiles
+                fits = int(SECONDS_PER_CALL / max(spent / ran, 1e-9))
+                self._limit = max(1, min(self.chunk, fits, 8 * self._limit))
+            if (rows[BROKEN] > 0).any():
+                return False
+        return True
+
+    def _step(self, part: int) -> TrainStep:
+        key = (part, self.position.rate_scale)
+        if key not in self._steps:
+            rollout, training = self.config.rollout, self.config.training
+            self._steps[key] = make_train_step(
+                self.env,
+                self.params,
+                with_rates(self.parts[part].agent, self.position.rate_scale),
+                num_envs=rollout.num_envs,
+                num_steps=rollout.num_steps,
+                iterations=self.chunk,
+                fresh_episodes=rollout.fresh_episodes,
+                num_seeds=training.num_seeds,
+            )
+        return self._steps[key]
+
+    def _summary(self) -> dict[str, Any]:
+        """Means since the last report."""
+        done = self.position.iteration
+        since = (done - 1) // self.chunk * self.chunk
+        names = self.chunks[-1]  # not those of an earlier stepper
+        return summary({name: values[since:done] for name, values in self.history().items() if name in names})
+
+    def _exploitability(self):
+        seeds = self.config.training.num_seeds
+        return exploitability_of(self.env, self.params, self.parts[-1].agent, self.state.agent, seeds)
+
+    def _evaluate(self) -> dict[str, np.ndarray]:
+        """Score the policy, keep the best, and count towards smaller rates and an early end."""
+        position, config = self.position, self.config
+        if self._monitor is None:
+            self._monitor = make_monitor(config, self.env, self.params, self.parts[-1].agent)
+        found = self._monitor(self.state.agent)
+        returns = np.atleast_1d(np.asarray(found["evaluation/return"], float))
+        old = np.array(position.best) if position.best else np.full_like(returns, -np.inf)
+        better = returns > old
+        if better.any():
+            position.best = np.where(better, returns, old).tolist()
+            now = jax.tree.map(np.array, self.final_form(self.state.agent))
+            several = config.training.num_seeds > 1
+            self.best = now if self.best is None or not several else _of_seeds(better, now, self.best)
+            if self.folder is not None:
+                self.folder.write_state(self.best, BEST)
+        mean = float(returns.mean())
+        gained = position.best_mean is None or mean > position.best_mean + config.stopping.least_gain
+        position.best_mean = mean if gained or position.best_mean is None else position.best_mean
+        position.waited = 0 if gained else position.waited + 1
+        position.waited_to_reduce = 0 if gained else position.waited_to_reduce + 1
+        plateau = config.plateau
+        if plateau.patience is not None and position.waited_to_reduce >= plateau.patience:
+            position.rate_scale = max(position.rate_scale * plateau.factor, plateau.least)
+            position.waited_to_reduce = 0
+        if config.stopping.patience is not None and position.waited >= config.stopping.patience:
+            position.stopped = (
+                f"no better return in {position.waited} evaluations, at iteration {position.iteration} of "
+                f"{config.training.iterations}"
+            )
+        rate = {"evaluation/rate_scale": np.array(position.rate_scale)} if plateau.patience is not None else {}
+        return found | rate
+
+    # -- when something is not finite ---------------------------------------------------------------------------------
+
+    def _keep_good(self) -> None:
+        """Where a rollback would lead to."""
+        if self.rolls_back:
+            self._good = Saved(to_arrays(self.state), dict(self.history()), copy.deepcopy(self.position))
+
+    def _recover(self, progress: Progress) -> None:
+        """Go back with smaller rates, or stop.
+
+        Raises:
+            UserError: names what is not finite, when and where.
+        """
+        what = self._what_broke()
+        guard = self.config.guard
+        if not self.rolls_back or self.position.rollbacks >= guard.max_rollbacks:
+            tried = f", after {self.position.rollbacks} rollbacks with smaller rates" if self.rolls_back else ""
+            raise UserError(
+                f"{what}{tried}: try a lower agent.learning_rate, or look for rewards and observations of the "
+                f"environment that are not finite{self._kept()}"
+            )
+        assert self._good is not None
+        like = jax.eval_shape(lambda: self.state)
+        rollbacks, scale = self.position.rollbacks + 1, self.position.rate_scale * guard.factor
+        kept = {"rollbacks": rollbacks, "rate_scale": scale, "best": self.position.best}
+        self.position = dataclasses.replace(copy.deepcopy(self._good.position), **kept)
+        self.state = from_arrays(self._good.state, like)
+        self.chunks = [self._good.history] if self._good.history else []
+        said = f"{what}: back to iteration {self.position.iteration}, learning rates times {scale:g}"
+        logging.getLogger(__name__).warning(said)
+        progress.say(said)
+
+    def _what_broke(self) -> str:
+        last = {name: np.asarray(values[-1]) for name, values in self.chunks[-1].items()}
+        names = [name for name, v in last.items() if name.startswith("loss/") and not np.isfinite(v).all()]
+        where = np.atleast_1d(last[BROKEN_ENV])
+        seed = int(np.argmax(np.atleast_1d(last[BROKEN]) > 0))
+        said = f"{', '.join(names)} is not finite" if names else ""
+        if where[seed] >= 0:
+            also = " and " if said else ""
+            said = f"{said}{also}an observation or reward of environment {where[seed]} is not finite"
+        several = f" (seed {self.config.training.seed + seed})" if where.size > 1 else ""
+        return f"{said} at iteration {self.position.iteration}{several}"
+
+    def _kept(self) -> str:
+        if self.folder is None or self.checkpoints is None:
+            return ""
+        self.checkpoints.wait()
+        there = self.checkpoints.iterations()
+        more = (
+            f", and a checkpoint of iteration {there[-1]}: equimorph train --resume {self.folder.path}" if there else ""
+        )
+        return f"; {self.folder.path} keeps the untrained policy, the metrics so far{more}"
+
+
+def without_host(state: TrainState, env: Environment) -> TrainState:
+    """What of a train state can be saved: environments that are stepped on the host live in their own processes."""
+    return state._replace(env_state=()) if isinstance(env, HostEnvironment) else state
+
+
+def resumed_state(saved: Saved, fresh: TrainState, env: Environment, end: int) -> TrainState:
+    """A train state from what was saved; `fresh` is one of the same structure at its start.
+
+    Environments on the host begin anew, with everything that belongs to their episodes.
+    """
+    like = jax.eval_shape(lambda: without_host(fresh, env))
+    state = from_arrays(saved.state, like)
+    if isinstance(env, HostEnvironment):
+        state = fresh._replace(agent=state.agent, key=state.key, iteration=state.iteration)
+    return state._replace(num_iterations=jnp.full_like(state.num_iterations, end))
+
+
+def first_state(config: Config, env: Environment, params: EnvParams, part: Stage) -> TrainState:
+    """The train state before the first iteration, with the learner of a part of the run."""
+    training = config.training
+    return create_train_state(
+        env,
+        params,
+        part.agent,
+        num_envs=config.rollout.num_envs,
+        num_iterations=part.end,
+        seed=training.seed,
+        num_seeds=training.num_seeds,
+    )
+
+
+def with_rates(agent: Agent, scale: float) -> Agent:
+    """An agent whose learning rates are multiplied with `scale`.
+
+    Raises:
+        UserError: it has none.
+    """
+    if scale == 1:
+        return agent
+    stepper = getattr(agent, "stepper", None)
+    if not getattr(stepper, "uses_rate", True):
+        raise UserError(
+            f"the stepper {getattr(stepper, 'name', stepper)!r} has no learning rate that could be made smaller; leave "
+            "plateau.patience and guard.on_nonfinite out"
+        )
+    rates = {name: getattr(agent, name, None) for name in RATES}
+    if rates["learning_rate"] is None:
+        own = getattr(agent, "effective_rate", None)
+        if own is None:
+            raise UserError(f"{type(agent).__name__} has no learning rate that could be made smaller")
+        rates["learning_rate"] = own()
+    smaller = {name: rate * scale for name, rate in rates.items() if rate is not None}
+    where = lambda a: [getattr(a, name) for name in smaller]  # noqa: E731
+    return eqx.tree_at(where, agent, list(smaller.values()), is_leaf=lambda x: x is None)
+
+
+def iterations_per_chunk(iterations: int, wanted: int | None) -> int:
+    """How many iterations lie between two reports: what is wanted, or about a fortieth that divides the run."""
+    if wanted is not None:
+        return min(wanted, iterations)
+    target = max(1, round(iterations / REPORTS))
+    return next((size for size in _near(target) if iterations % size == 0), target)
+
+
+def _near(target: int) -> Iterator[int]:
+    """Whole numbers from half of `target` to twice of it, the nearest first by their ratio."""
+    yield from sorted(range(max(1, -(-target // 2)), 2 * target + 1), key=lambda size: abs(np.log(size / target)))
+
+
+def _of_seeds(chosen: np.ndarray, new: PyTree, old: PyTree) -> PyTree:
+    def one(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.where(chosen.reshape(-1, *(1,) * (a.ndim - 1)), a, b)
+
+    return jax.tree.map(one, new, old)
+
+
+def _first(value: Any) -> float | None:
+    """A single number for the progress bar: the mean over seeds."""
+    return None if value is None else float(np.mean(value))
