@@ -76,7 +76,12 @@ def exploitabilities(run):
     return None if found[0] is None else [float(each.max()) for each in found]
 
 
-@pytest.mark.parametrize("env_id", ECONOMIES)
+def rarely(names, *dear):
+    """Parameters of which the dear ones, and those that other tests train to the end, are `extended`."""
+    return [pytest.param(name, marks=pytest.mark.extended) if name in dear else name for name in names]
+
+
+@pytest.mark.parametrize("env_id", rarely(ECONOMIES, "Aiyagari-v0", "KrusellSmith-v0", "BrockMirman-v0"))
 def test_deqn_reduces_the_residuals(env_id):
     # Growth's preset goes back to where it is worst, so that the states it reports of get harder as it learns.
     iterations = 240 if env_id == "Growth-v0" else 80
@@ -94,7 +99,9 @@ def earns_more(run):
     return gain.mean() > 3 * gain.std() / np.sqrt(PATHS)
 
 
-@pytest.mark.parametrize("env_id", [name for name in ECONOMIES if name not in LONGER])
+@pytest.mark.parametrize(
+    "env_id", rarely([name for name in ECONOMIES if name not in LONGER], "OLG-v0", "BrockMirman-v0")
+)
 def test_mappo_earns_more(env_id):
     assert earns_more(trained(env_id, "mappo", iterations=40, rollout={"num_envs": 64, "num_steps": 32}))
 

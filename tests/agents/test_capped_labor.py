@@ -18,6 +18,7 @@ def float64():
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_a_cap_at_mean_labor_binds_half_of_the_time():
     env, params = equimorph.make("RBCLabor-v0", calibration="capped")
     answer = solve(env, params)

@@ -232,6 +232,7 @@ def test_exploitability_is_logged_where_the_best_response_is_known(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_cournot_still_comes_to_its_equilibrium():
     """Both sell (a - c) / 3 b = 3; untrained they would sell 5."""
     how = {"iterations": 200, "num_seeds": 3, "learning_rate": 1e-3, "schedule": "linear", "initial_std": 0.2}
