@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .dynare import DynareNames, read_dynare, write_dynare
     from .linear import LinearBase, linear_base
     from .mappo import MAPPO
+    from .pathwise import Pathwise, unroll
     from .ppo import IPPO, PPO, team_episodes
     from .reinforce import REINFORCE
 
@@ -26,11 +27,13 @@ __all__ = [
     "DynareNames",
     "LinearBase",
     "LinearRule",
+    "Pathwise",
     "classical_agent",
     "linear_base",
     "linearize",
     "read_dynare",
     "team_episodes",
+    "unroll",
     "write_dynare",
 ]
 
@@ -46,12 +49,14 @@ __getattr__, __dir__ = lazy_attributes(
         "IPPO": ".ppo",
         "MAPPO": ".mappo",
         "PPO": ".ppo",
+        "Pathwise": ".pathwise",
         "REINFORCE": ".reinforce",
         "classical_agent": ".classical.agent",
         "linear_base": ".linear",
         "linearize": ".classical.log_linear",
         "read_dynare": ".dynare",
         "team_episodes": ".ppo",
+        "unroll": ".pathwise",
         "write_dynare": ".dynare",
     },
 )

@@ -181,19 +181,33 @@ _builtin(
 _builtin(
     "CellCount-v0",
     ".tissues.cell_count:CellCount",
-    calibrations={"default": {}, "hazard": {"mode": "hazard"}},
+    calibrations={"default": {}, "hazard": {"mode": "hazard"}, "secretion": {"mode": "secretion", "target": 20.0}},
     summary="organ size control: cells decide on dividing so that n* of them are there at the end",
 )
 _builtin(
     "CellCountPooled-v0",
     ".tissues.cell_count:pooled",
-    calibrations={"default": {}},
-    summary="organ size control from above: one division rate for all cells, from their number; a single agent",
+    calibrations={"default": {}, "secretion": {"mode": "secretion", "target": 20.0}},
+    summary="organ size control from above: one rate, or two secretion levels, for all cells; a single agent",
 )
 _builtin(
     "Elongation-v0",
     ".tissues.elongation:Elongation",
-    calibrations={"default": {}, "unoriented": {"oriented": False}, "decision": {"mode": "decision"}},
+    calibrations={
+        "default": {},
+        "unoriented": {"oriented": False},
+        "decision": {"mode": "decision"},
+        "deshpande": {
+            "oriented": False,
+            "dimensions": 3,
+            "capacity": 150,
+            "founders": 15,
+            "max_steps_in_episode": 135,
+            "substeps": 2,
+            "dt": 0.15,
+            "kT": 0.0,
+        },
+    },
     summary="axis extension: cells choose who divides and along which axis, so that the tissue becomes long",
 )
 _builtin(

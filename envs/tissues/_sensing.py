@@ -17,7 +17,7 @@ SOFTNESS = 0.15
 
 def scent(
     tissue: BaseState, reach: Float[Array, ""] | float, source: Float[Array, " A"] | None = None
-) -> tuple[Float[Array, " A"], Float[Array, "A 2"]]:
+) -> tuple[Float[Array, " A"], Float[Array, "A D"]]:
     """A scent that every living cell gives off, and its relative gradient.
 
     c_i = sum over j of s_j exp(-r_ij^2 / (2 reach^2)), and reach times the gradient of log c.

@@ -10,6 +10,7 @@ import dataclasses
 from typing import ClassVar
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
@@ -47,29 +48,37 @@ from ._steps import (
     StateFieldSpec,
 )
 
-MODES = ("decision", "hazard")
+MODES = ("decision", "hazard", "secretion")
 # Field per cell and unit of secretion at the target size, so that the observed signal crosses 0 near the target.
 FIELD_PER_CELL = 0.64
 
 
 @struct.dataclass
 class Params(TissueParams):
-    """The task and its physics; `max_steps_in_episode` is 5 in decision mode and 10 in hazard mode."""
+    """The task and its physics; `max_steps_in_episode` is 5 in decision mode and 10 in the others."""
 
     target: float = parameter(24.0, POSITIVE, "number of cells wanted, n*")
-    rate_min: float = parameter(0.0, NON_NEGATIVE, "lowest division rate (hazard mode), per unit of time")
-    rate_max: float = parameter(0.7, POSITIVE, "highest division rate (hazard mode), per unit of time")
+    rate_min: float = parameter(0.0, NON_NEGATIVE, "lowest division rate (not of decisions), per unit of time")
+    rate_max: float = parameter(0.7, POSITIVE, "highest division rate (not of decisions), per unit of time")
     diffusion: float = parameter(1.0, POSITIVE, "diffusion coefficient of the secreted chemical")
     degradation: float = parameter(1e-4, POSITIVE, "decay rate of the chemical; it reaches sqrt(diffusion / decay)")
+    half: float = parameter(0.1, POSITIVE, "concentration of half effect (secretion mode), of what n* cells can make")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CellCount(Tissue):
     """Cells of a flat tissue divide or not; the tissue is worth -(n - n*)^2 / 10 when the episode ends.
 
-    Two modes. "decision": Discrete(2) a cell, divide (1) or not (0), executed with certainty by the first macro-step.
+    Three modes. "decision": Discrete(2) a cell, divide (1) or not (0), executed with certainty by the first macro-step.
     "hazard": Box(rate_min, rate_max), shape (1,), a division rate that holds for the step; the simulator samples
-    divisions with p = 1 - exp(-rate dt) in every macro-step, and their score is `event_log_prob`.
+    divisions with p = 1 - exp(-rate dt) in every macro-step, and their score is `event_log_prob`. "secretion":
+    Box(0, 1), shape (2,), how much a cell secretes of an activator and of an inhibitor of division. They spread at
+    once, by the diffusion and decay of the chemical below; with a and b their concentrations at a cell, in units of
+    what n* cells make of each at full secretion, the cell's rate for the step is
+
+        rate_min + (rate_max - rate_min) a^2 / (half^2 + a^2) half^2 / (half^2 + b^2).
+
+    `pooled(mode="secretion")` sets the two levels of all cells from a global view.
 
     Observation of a cell, all local, of order one: radius; time since its last division; density of its neighbours;
     concentration of a chemical that every cell secretes and that reaches far beyond the tissue, relative to what n*
@@ -96,13 +105,13 @@ class CellCount(Tissue):
 
     @property
     def scores_events(self) -> bool:
-        """In hazard mode the simulator samples; a decision is executed with certainty."""
-        return self.mode == "hazard"
+        """At a rate the simulator samples; a decision is executed with certainty."""
+        return self.mode != "decision"
 
     @property
     def default_params(self) -> EnvParams:
-        """As long an episode as leaves an untrained policy about 100 (squared) from the target in either mode."""
-        return canonical_params(Params(max_steps_in_episode=10 if self.mode == "hazard" else 5))
+        """As long an episode as leaves an untrained policy about 100 (squared) from the target."""
+        return canonical_params(Params(max_steps_in_episode=5 if self.mode == "decision" else 10))
 
     def check_params(self, params: Params) -> None:
         """Refuse bounds and sizes that do not go together, besides what no tissue can take."""
@@ -113,12 +122,14 @@ class CellCount(Tissue):
             raise UserError(f"{self.name}: rate_min = {low:g} must be below rate_max = {high:g}")
         if target > self.capacity:
             raise UserError(f"{self.name}: target = {target:g} must not exceed the capacity of {self.capacity}")
+        if self.mode != "secretion" and np.any(np.asarray(params.half, np.float32) != np.float32(Params().half)):
+            raise UserError(f"{self.name}: half applies to mode='secretion'; leave it out")
 
     # -- the tissue -------------------------------------------------------------------------------------------------
 
     def build_physics(self) -> Model:
         """Growth back to full size, jitter and repulsion, then division."""
-        spend = [] if self.mode == "hazard" else [SpendDivision()]
+        spend = [SpendDivision()] if self.mode == "decision" else []
         growth, motion = SaturatingCellGrowth(max_radius=RADIUS), BrownianDynamics(self.interaction, n_space_dim=2)
         return Model([growth, motion, Division(n_space_dim=2), DivisionClock(), *spend])
 
@@ -141,9 +152,11 @@ class CellCount(Tissue):
         return found(key, empty, params).set("secretion_rate", jnp.ones_like(empty.secretion_rate))
 
     def agent_action_space(self, params: Params) -> spaces.Space:
-        """Divide or not; or a division rate."""
+        """Divide or not; or a division rate; or two secretions."""
         if self.mode == "decision":
             return spaces.Discrete(2)
+        if self.mode == "secretion":
+            return spaces.Box(0.0, 1.0, (2,), jnp.result_type(float))
         return spaces.Box(params.rate_min, params.rate_max, (1,), jnp.result_type(float))
 
     def agent_observation_space(self, params: Params) -> spaces.Box:
@@ -151,9 +164,25 @@ class CellCount(Tissue):
         return real_numbers(5)
 
     def write_action(self, tissue: BaseState, action: Array, params: Params) -> BaseState:
-        """The division rate: the action itself, or one that makes the decision certain."""
-        rate = action[:, 0] if self.mode == "hazard" else jnp.where(action == 1, CERTAIN, 0.0)
+        """The division rate: the action itself, what the signals make of it, or one that makes the decision certain."""
+        if self.mode == "secretion":
+            rate = self.regulated_rate(tissue, action, params)
+        else:
+            rate = action[:, 0] if self.mode == "hazard" else jnp.where(action == 1, CERTAIN, 0.0)
         return tissue.set("division_rate", rate.astype(tissue.division_rate.dtype))
+
+    def regulated_rate(self, tissue: BaseState, secretion: Float[Array, "A 2"], params: Params) -> Float[Array, " A"]:
+        """Division rates under the activator and the inhibitor that living cells secrete; see the class."""
+        (spread,) = self.bind_sensors(self.build_sensors(), params)
+
+        def at_cells(source: Float[Array, " A"]) -> Float[Array, " A"]:
+            return spread(tissue.set("secretion_rate", source[:, None]), dt=params.dt, key=None).chemical[:, 0]
+
+        full = FIELD_PER_CELL * params.target
+        activator, inhibitor = jax.vmap(at_cells, in_axes=1)(secretion.astype(tissue.radius.dtype)) / full
+        half = params.half**2
+        share = activator**2 / (half + activator**2) * half / (half + inhibitor**2)
+        return params.rate_min + (params.rate_max - params.rate_min) * share
 
     def local_observation(self, tissue: BaseState, params: Params) -> Float[Array, "A 5"]:
         """Radius, time since division, density, chemical and remaining time; see the class."""
@@ -188,6 +217,10 @@ class CellCount(Tissue):
         return picture(state.tissue, by_age(state.tissue), size)
 
 
-def pooled(capacity: int = 64, substeps: int = 5) -> Pooled:
-    """Organ size control from above: one division rate for all cells, set by a controller that sees their number."""
-    return Pooled(CellCount(mode="hazard", capacity=capacity, substeps=substeps))
+def pooled(capacity: int = 64, substeps: int = 5, mode: str = "hazard") -> Pooled:
+    """Organ size control from above: one action for all cells, by a controller that sees their number.
+
+    With `mode="secretion"` it sets two secretion levels, of an activator and of an inhibitor, as in the control
+    examples of jax_morph.
+    """
+    return Pooled(CellCount(mode=mode, capacity=capacity, substeps=substeps))

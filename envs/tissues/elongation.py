@@ -1,7 +1,7 @@
 """Axis extension: a cluster grows, one division at a time, and is to become long in one direction.
 
 The task of Deshpande, Mottes et al. (2025), "Engineering morphogenesis of cell clusters with differentiable
-programming", Nature Computational Science, in two dimensions.
+programming", Nature Computational Science: in two dimensions, or three as there.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ..environment import NON_NEGATIVE, POSITIVE, Domain, EnvParams, canonical_p
 from ..tissue import Tissue, TissueParams, TissueState
 from ._cells import (
     CERTAIN,
-    NEWBORN_RADIUS,
     RADIUS,
     by_age,
     crowding,
     found,
     living_mean,
+    newborn_radius,
     own_state,
     picture,
     real_numbers,
@@ -50,6 +50,8 @@ from ._steps import (
 
 MODES = ("categorical", "decision")
 LEAST_PROPENSITY = 0.01
+# Density of neighbours and scent inside a tissue of usual size, by its dimensions: what is seen is of order one.
+DENSITY, SCENT = {2: 2.0, 3: 5.0}, {2: 10.0, 3: 40.0}
 
 
 @struct.dataclass
@@ -66,37 +68,62 @@ class Params(TissueParams):
 class Elongation(Tissue):
     """Cells choose who divides and along which axis; the tissue is worth E = sum over cells of (y - mean y)^2.
 
-    Two modes. "categorical": exactly one cell divides a step, cell i with probability d_i / sum d; the action is
-    Box, shape (3,): the propensity d in (0.01, 1) and the division axis in (-1, 1)^2, of which only the direction
-    counts. With `oriented=False` it is the propensity alone, shape (1,), daughters lie anywhere, and the division's
-    score is `event_log_prob`; with an axis there is none, since the daughters' places have no score. "decision": a Dict
-    of `divide`, Discrete(2), executed with certainty by the first macro-step, and `axis`, as above.
+    Two modes. "categorical": exactly one cell divides a step, cell i with probability d_i / sum d; the action is Box,
+    shape (1 + D,): the propensity d in (0.01, 1) and the division axis in (-1, 1)^D, of which only the direction
+    counts; D is `dimensions`, 2 or 3. With `oriented=False` it is the propensity alone, shape (1,), daughters lie
+    anywhere, and the division's score is `event_log_prob`; with an axis there is none, since the daughters' places have
+    no score. "decision": a Dict of `divide`, Discrete(2), executed with certainty by the first macro-step, and `axis`,
+    as above.
 
     The reward is the gain in E / 10. E is in squared cell diameters: a round tissue of n cells has about 0.069 n^2, a
-    straight row n (n^2 - 1) / 12.
+    straight row n (n^2 - 1) / 12; a ball of them about 0.05 n^(5/3).
+
+    `calibration="deshpande"` is the paper's setting: from 15 to 150 cells in space, one division a step, of which the
+    propensity alone is chosen. Cells here are soft balls, and see what is listed below; there they adhere, are relaxed
+    fully after each division, and sense one chemical that cells of a second kind, in the lower half of the tissue,
+    make without dividing themselves.
 
     Observation of a cell, all local: radius; time since its last division; density of its neighbours; the scent of
-    all cells within `reach` and its gradient, which points along x and y into the tissue; the share of time left.
+    all cells within `reach` and its gradient, which points along x, y (and z) into the tissue; the share of time left.
+
+    Known: random actions come to 68 by default and 331 in the paper's setting. Where the cell with the steepest scent
+    along y divides, the most protruding, it is 229 with daughters anywhere, 356 with the axis along y, and 5313.
     """
 
     capacity: int = 32
     mode: str = "categorical"
     oriented: bool = True
+    dimensions: int = 2
 
     params_type: ClassVar[type[TissueParams]] = Params
     interaction: ClassVar[PairwisePotential | None] = SoftRepulsion()
-    smallest_diameter: ClassVar[float] = 2 * NEWBORN_RADIUS
     no_events: ClassVar[str] = (
         "the axis of a division has no score of its own; use mode='categorical' with oriented=False, or score='actions'"
     )
-    ports: ClassVar[tuple[StateFieldSpec, ...]] = (DIVISION_RATE, DIVISION_AXIS)
 
     def __post_init__(self):
         super().__post_init__()
         if self.mode not in MODES:
             raise unknown(f"mode of {self.name}", str(self.mode), MODES)
+        if self.dimensions not in DENSITY:
+            raise UserError(f"{self.name}: dimensions must be 2 or 3, got {self.dimensions!r}")
         if self.mode == "decision" and not self.oriented:
             raise UserError(f"{self.name}: oriented=False applies to mode='categorical'; leave it out")
+
+    @property
+    def n_space_dim(self) -> int:
+        """That of positions and axes."""
+        return self.dimensions
+
+    @property
+    def smallest_diameter(self) -> float:
+        """A newborn's."""
+        return 2 * newborn_radius(self.dimensions)
+
+    @property
+    def ports(self) -> tuple[StateFieldSpec, ...]:
+        """The rate, and an axis of as many parts as there are dimensions."""
+        return (DIVISION_RATE, StateFieldSpec(DIVISION_AXIS.name, shape=(self.dimensions,)))
 
     @property
     def categorical(self) -> bool:
@@ -123,8 +150,10 @@ class Elongation(Tissue):
 
     def build_physics(self) -> Model:
         """Growth back to full size, jitter and repulsion, then division."""
-        growth, motion = SaturatingCellGrowth(max_radius=RADIUS), BrownianDynamics(self.interaction, n_space_dim=2)
-        division = (CategoricalDivision if self.categorical else Division)(n_space_dim=2, orientation_snr=0.0)
+        growth = SaturatingCellGrowth(max_radius=RADIUS)
+        motion = BrownianDynamics(self.interaction, n_space_dim=self.dimensions)
+        kind = CategoricalDivision if self.categorical else Division
+        division = kind(n_space_dim=self.dimensions, orientation_snr=0.0)
         return Model([growth, motion, division, DivisionClock(), SpendDivision()])
 
     def bind(self, physics: Model, params: Params) -> Model:
@@ -140,15 +169,15 @@ class Elongation(Tissue):
     def agent_action_space(self, params: Params) -> spaces.Space:
         """A propensity and an axis, or a decision and an axis."""
         dtype = jnp.result_type(float)
-        axis = spaces.Box(-1.0, 1.0, (2,), dtype)
+        axis = spaces.Box(-1.0, 1.0, (self.dimensions,), dtype)
         if not self.categorical:
             return spaces.Dict({"axis": axis, "divide": spaces.Discrete(2)})
-        low = [LEAST_PROPENSITY, -1.0, -1.0][: 3 if self.oriented else 1]
+        low = [LEAST_PROPENSITY, *([-1.0] * self.dimensions if self.oriented else [])]
         return spaces.Box(jnp.array(low, dtype), jnp.ones(len(low), dtype), (len(low),), dtype)
 
     def agent_observation_space(self, params: Params) -> spaces.Box:
-        """Seven real numbers."""
-        return real_numbers(7)
+        """Five real numbers and the scent's gradient."""
+        return real_numbers(5 + self.dimensions)
 
     def write_action(self, tissue: BaseState, action: PyTree, params: Params) -> BaseState:
         """The propensity, or a rate that makes the decision certain; and the axis."""
@@ -159,12 +188,13 @@ class Elongation(Tissue):
         dtype = tissue.division_rate.dtype
         return tissue.update(division_rate=rate.astype(dtype), division_axis=axis.astype(dtype))
 
-    def local_observation(self, tissue: BaseState, params: Params) -> Float[Array, "A 7"]:
+    def local_observation(self, tissue: BaseState, params: Params) -> Float[Array, "A O"]:
         """Size, recency, density, scent with its gradient, and remaining time; see the class."""
         density, _ = crowding(tissue)
         smell, gradient = scent(tissue, params.reach)
         remaining = jnp.broadcast_to(2 * self.remaining_time(tissue, params) - 1, density.shape)
-        return jnp.stack([*own_state(tissue), density / 2 - 1, smell / 10 - 1, *gradient.T, remaining], axis=-1)
+        density, smell = density / DENSITY[self.dimensions] - 1, smell / SCENT[self.dimensions] - 1
+        return jnp.stack([*own_state(tissue), density, smell, *gradient.T, remaining], axis=-1)
 
     # -- the task ---------------------------------------------------------------------------------------------------
 
@@ -177,8 +207,9 @@ class Elongation(Tissue):
         return extension(state.tissue)
 
     def render(self, state: TissueState, params: Params, size: int = 256) -> np.ndarray:
-        """The tissue from above, uint8[size, size, 3]: discs, the lighter the longer ago they divided."""
-        return picture(state.tissue, by_age(state.tissue), size)
+        """The tissue along z, uint8[size, size, 3]: discs, the lighter the longer ago they divided."""
+        flat = state.tissue.set("position", state.tissue.position[:, :2])
+        return picture(flat, by_age(flat), size)
 
 
 def extension(tissue: BaseState) -> Float[Array, ""]:

@@ -242,6 +242,33 @@ def test_gradient_of_the_score_is_unbiased(capacity):
         np.testing.assert_array_less(np.abs(samples.mean(axis=0) - truth), 4 * error + 1e-12)
 
 
+def test_secreted_signals_set_the_rate_at_which_cells_divide():
+    """Where all secrete alike, a signal is as much as they do of the chemical that each makes at rate 1."""
+    env, params = make("secretion", substeps=1, half=0.2, rate_min=0.05, rate_max=9.0, founders=5)
+    _, state = jax.jit(env.reset_env)(jax.random.key(0), params)
+    seen = np.asarray(state.tissue.chemical[:, 0]) / (0.64 * 8.0)  # of what n* = 8 cells make
+
+    def rate(a, b):
+        return 0.05 + 8.95 * a**2 / (0.04 + a**2) * 0.04 / (0.04 + b**2)
+
+    @jax.jit
+    def both(key, action):
+        _, after, *_ = env.step_env(key, state, action, params)
+        return after, env.event_log_prob(state, action, after, params)
+
+    levels = jnp.broadcast_to(jnp.array([0.9, 0.3]), (12, 2))
+    drawn = [both(jax.random.key(k), levels) for k in range(20)]
+    after, log_prob = next(each for each in drawn if 0 < each[0].events.divisions.sum() < 5)
+    divided = np.asarray(after.events.divisions[:5], bool)
+    p = -np.expm1(-rate(0.9 * seen[:5], 0.3 * seen[:5]) * 0.1)
+    np.testing.assert_allclose(log_prob[:5], np.log(np.where(divided, p, 1 - p)), rtol=1e-4)
+    assert np.all(np.asarray(log_prob[5:]) == 0)
+    # one cell's inhibitor reaches all: with it alone nobody divides faster than the least
+    write = jax.jit(lambda action: env.write_action(state.tissue, action, params).division_rate[:5])
+    np.testing.assert_allclose(write(jnp.zeros((12, 2)).at[2, 1].set(1.0)), 0.05, rtol=1e-5)
+    assert np.all(np.asarray(write(levels.at[2, 1].set(1.0))) < np.asarray(write(levels)))
+
+
 # -- what is refused, and the picture --------------------------------------------------------------------------------
 
 
@@ -252,6 +279,7 @@ def test_gradient_of_the_score_is_unbiased(capacity):
         ({"dt": 0.3}, "dt = 0.3 must be below 0.1667"),
         ({"rate_min": 2.0}, "rate_min = 2 must be below rate_max"),
         ({"target": 65.0}, "target = 65 must not exceed the capacity"),
+        ({"half": 0.2}, "half applies to mode='secretion'"),
         ({"targt": 20.0}, "Did you mean 'target'"),
     ],
 )

@@ -1,11 +1,15 @@
 """Elongation: what a shape is worth, one division a step, and that the axis makes a tissue long."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import equimorph
+from equimorph.envs.tissues._cells import close_packed_balls, newborn_radius
+from equimorph.envs.tissues._forces import SoftRepulsion
 from equimorph.errors import UserError
 
 from .tissue_play import check_played, play
@@ -54,6 +58,48 @@ def test_the_score_of_a_division_is_its_share_of_the_propensities():
     )
 
 
+def test_in_space_a_daughter_touches_her_mother_along_the_axis():
+    env, params = equimorph.make(
+        "Elongation-v0", dimensions=3, capacity=16, founders=13, substeps=1, orientation=1e4, kT=0.0, founder_noise=0.0
+    )
+    observation, state = jax.jit(env.reset_env)(jax.random.key(0), params)
+    founders = np.asarray(state.tissue.position[:13])
+    apart = np.linalg.norm(founders[:, None] - founders[None], axis=-1)
+    # a ball and the twelve that touch it
+    np.testing.assert_allclose(np.sort(apart[0]), [0] + 12 * [1], atol=1e-6)
+    # shell by shell, y^2 sums to a third of r^2
+    np.testing.assert_allclose(env.score(state, params), 12 / 3, rtol=1e-5)
+    axis = np.array([2.0, -1.0, 2.0]) / 3
+    action = jnp.concatenate([jnp.full((16, 1), 0.01).at[4].set(1.0), jnp.broadcast_to(axis, (16, 3))], axis=1)
+    step = jax.jit(env.step_env)
+    seeds = [int(np.flatnonzero(step(jax.random.key(k), state, action, params)[1].events.births)[0]) for k in range(20)]
+    assert seeds.count(4) > 10, "it has nine tenths of the propensities"
+    _, after, *_ = step(jax.random.key(seeds.index(4)), state, action, params)
+    offset = np.asarray(after.tissue.position[13] - after.tissue.position[4])
+    np.testing.assert_allclose(np.abs(offset @ axis), 2 * newborn_radius(3), rtol=1e-3)
+    np.testing.assert_allclose(np.linalg.norm(offset), 2 * newborn_radius(3), rtol=1e-3)
+    np.testing.assert_allclose(2 * after.tissue.radius[13] ** 3, 0.5**3, rtol=1e-5)
+    assert observation.shape == (16, 8)
+    assert env.render(after, params).shape == (256, 256, 3)
+
+
+def test_step_limit_in_space_is_that_of_packed_newborns():
+    """2 / lambda_max of the energy of 135 close-packed newborns: within an eighth of the limit, and above it."""
+    with jax.enable_x64(True):
+        position = 2 * newborn_radius(3) * (1 - 1e-9) * jnp.asarray(close_packed_balls(135))
+        tissue = SimpleNamespace(
+            position=position,
+            radius=jnp.full(135, newborn_radius(3)),
+            alive=jnp.ones(135, bool),
+            displacement=jnp.subtract,
+        )
+        energy = lambda x: SoftRepulsion().total_energy(x.reshape(135, 3), tissue)  # noqa: E731
+        stiffest = np.linalg.eigvalsh(np.asarray(jax.jit(jax.hessian(energy))(position.ravel())))[-1]
+    with pytest.raises(UserError, match=r"must be below 0\.157[0-9]*,"):
+        equimorph.make("Elongation-v0", dimensions=3, dt=0.158)
+    assert 0.157 < 2 / stiffest < 1.125 * 0.1575
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -61,6 +107,7 @@ def test_the_score_of_a_division_is_its_share_of_the_propensities():
         ({"mode": "decision", "oriented": False}, "oriented=False applies to mode='categorical'"),
         ({"oriented": False, "orientation": 1.0}, "orientation does not apply with oriented=False"),
         ({"dt": 0.2}, "dt = 0.2 must be below 0.1667"),
+        ({"dimensions": 4}, "dimensions must be 2 or 3, got 4"),
     ],
 )
 def test_mistakes_are_refused_by_name(overrides, message):

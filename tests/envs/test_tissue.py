@@ -18,7 +18,7 @@ from jax_morph.physics import GROWTH_RATE, Death, MechanicalRelaxation, SoftSphe
 
 import equimorph
 from equimorph.envs import catalog
-from equimorph.envs.tissues._forces import SoftRepulsion
+from equimorph.envs.tissues._forces import MorseAdhesion, SoftRepulsion
 from equimorph.envs.tissues._steps import DIVISION_RATE, ExternalForce
 from equimorph.envs.tissues.cell_count import CellCount
 from equimorph.errors import UserError
@@ -123,7 +123,7 @@ def test_written_out_force_equals_the_differentiated_energy():
     np.testing.assert_allclose(ours, theirs, atol=3e-15)
 
 
-def test_permuted_slots_without_events_give_the_permuted_tissue():
+def test_permuted_slots_and_mirror_images_stay_so_without_events():
     """Noise and division axes belong to slots, not to cells: beyond this, permutation holds in law only."""
     env, params = equimorph.make("CellCount-v0", capacity=8, target=8.0, kT=0.0)
     state = tissue_at(env, params, 5)
@@ -141,6 +141,10 @@ def test_permuted_slots_without_events_give_the_permuted_tissue():
     for name, spec in one.specs.items():
         if spec.scope == "cell" and "_xi" not in name and name not in ("division_dir", "mother"):
             np.testing.assert_allclose(other[name], one[name], atol=1e-13, err_msg=name)
+    mirrored = lambda tissue: tissue.set("position", tissue.position * jnp.array([1.0, -1.0]))  # noqa: E731
+    reflected = run(mirrored(squeezed))
+    np.testing.assert_allclose(reflected.position, mirrored(run(squeezed)).position, atol=1e-13)
+    np.testing.assert_allclose(reflected.radius, run(squeezed).radius, atol=1e-13)
 
 
 # -- scores ----------------------------------------------------------------------------------------------------------
@@ -320,9 +324,11 @@ def test_relaxation_and_motion_do_not_share_a_model():
         jax_morph.Model([MechanicalRelaxation(SoftSphere()), ExternalForce()])
 
 
-def test_a_periodic_box_is_static():
+def test_a_periodic_box_and_a_cutoff_are_static():
     with pytest.raises(jax.errors.ConcretizationTypeError):
         jax.eval_shape(jax_morph.geometry.periodic, jnp.ones(()))
+    with pytest.raises(jax.errors.ConcretizationTypeError):
+        jax.eval_shape(lambda cutoff: MorseAdhesion(r_cutoff_frac=cutoff), jnp.ones(()))
 
 
 TISSUES = [

@@ -123,7 +123,11 @@ def test_evaluate_scores_again_and_changes_only_what_it_is_told(runs, tmp_path, 
         ("train BrockMirman-v0 --agent mappo --itrations 3", "unrecognized arguments: --itrations 3"),
         ("evaluate nowhere", "there is no run folder 'nowhere'"),
         ("info BrockMirmn-v0", "unknown environment 'BrockMirmn-v0'. Did you mean 'BrockMirman-v0'?"),
-        ("", "a command is missing: train, evaluate, compare, compare-libraries, list or info (see equimorph --help)"),
+        (
+            "",
+            "a command is missing: train, evaluate, render, lineage, compare, compare-libraries, list or info "
+            "(see equimorph --help)",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(runs, capsys, argv, message):
