@@ -24,8 +24,8 @@ import equimorph
 from equimorph.training.config import Config, build, resolve
 from equimorph.training.evaluation import episodes
 from equimorph.training.loop import TrainState, create_train_state, make_train_step
+from equimorph.training.plan import iterations_per_chunk
 from equimorph.training.report import align
-from equimorph.training.session import iterations_per_chunk
 
 SPREAD, REFERENCE, SPEAKER = (
     f"jaxmarl:MPE_simple_{task}" for task in ("spread_v3", "reference_v3", "speaker_listener_v4")

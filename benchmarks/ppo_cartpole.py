@@ -14,7 +14,7 @@ import numpy as np
 
 from equimorph.training.config import build, resolve
 from equimorph.training.loop import TrainState, create_train_state, make_train_step
-from equimorph.training.session import iterations_per_chunk
+from equimorph.training.plan import iterations_per_chunk
 
 LAST = 50
 """Iterations at the end over which returns are averaged."""

@@ -234,6 +234,17 @@ class GuardConfig(Section):
     max_rollbacks: Count = 3
 
 
+class DevicesConfig(Section):
+    """What environments are spread over.
+
+    Attributes:
+        count: devices; None: all there are. Learners are whole on each, and learn what they do on one but for the order
+            of sums.
+    """
+
+    count: Count | None = 1
+
+
 class LoggingConfig(Section):
     """What is reported on the way.
 
@@ -262,6 +273,7 @@ class Config(Section):
     stopping: StoppingConfig = StoppingConfig()
     plateau: PlateauConfig = PlateauConfig()
     guard: GuardConfig = GuardConfig()
+    devices: DevicesConfig = DevicesConfig()
     logging: LoggingConfig = LoggingConfig()
     out: str | None = None
 

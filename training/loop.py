@@ -5,6 +5,7 @@ It never asks which agent it runs. Nothing inside a chunk calls the host; metric
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,12 +14,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..agents.agent import Agent, Context, Rollout, View, check_pair
+from ..agents.sharding import replicated, spread
 from ..envs.adapters.gymnasium_host import HostEnvironment
 from ..envs.environment import Environment, EnvParams, add_agent_axis, drop_agent_axis
 from ..errors import UserError
+from .parallel import check_mesh, keep_in_place, replicate
 
 SEED_AXIS = "seed"
 
@@ -148,6 +152,7 @@ def make_train_step(
     iterations: int = 1,
     fresh_episodes: bool = False,
     num_seeds: int = 1,
+    mesh: Mesh | None = None,
 ) -> TrainStep:
     """The chunk: `iterations` times collect and update, in one compiled call that consumes its argument.
 
@@ -158,6 +163,7 @@ def make_train_step(
         iterations: how many iterations a call runs.
         fresh_episodes: every rollout starts from reset.
         num_seeds: as in `create_train_state`.
+        mesh: of `parallel.make_mesh`, for a state that `parallel.shard` has laid out over it; None: one device.
 
     Returns:
         `train_step(state, limit=None) -> (state, metrics)`, which runs `limit` iterations where that is fewer. Metrics
@@ -168,13 +174,15 @@ def make_train_step(
         not finite, of any seed; rows of iterations that did not run have -1 in `check/broken`.
 
     Raises:
-        UserError: the pair does not fit, a count below 1, or rewards of the wrong shape; when called, a state that was
-            consumed already or made for other numbers.
+        UserError: the pair does not fit, a count below 1, rewards of the wrong shape, or environments that do not
+            divide over the mesh; when called, a state that was consumed already or made for other numbers.
     """
     counts = {"num_envs": num_envs, "num_steps": num_steps, "iterations": iterations, "num_seeds": num_seeds}
     for name, value in counts.items():
         check_count(name, value)
     check_pair(agent, env, params, num_steps, num_envs)
+    if mesh is not None:
+        check_mesh(mesh, env, num_envs)
     if isinstance(env, HostEnvironment):
         from .host import make_host_step
 
@@ -183,6 +191,10 @@ def make_train_step(
     agent = agent.prepare(env, params)
     dynamic, static = eqx.partition(agent, eqx.is_array)
     settings = _Settings(env, static, num_steps, iterations, fresh_episodes, num_seeds > 1)
+    on_devices = contextlib.nullcontext
+    if mesh is not None and mesh.size > 1:
+        dynamic, params = replicate((dynamic, params), mesh)
+        on_devices = functools.partial(jax.set_mesh, mesh)
 
     def train_step(state: TrainState, limit: int | None = None) -> tuple[TrainState, dict[str, Array]]:
         counted = state.running_return
@@ -190,7 +202,8 @@ def make_train_step(
             raise UserError(CONSUMED)
         check_numbers(state, num_envs, num_seeds)
         check_limit(limit, iterations)
-        return _run_chunk(state, dynamic, params, np.int32(limit or iterations), settings=settings)
+        with on_devices():
+            return _run_chunk(state, dynamic, params, np.int32(limit or iterations), settings=settings)
 
     return train_step
 
@@ -220,7 +233,8 @@ def _run_chunk(state: TrainState, dynamic: PyTree, params: EnvParams, limit: Int
         _, _, state, rows = jax.lax.while_loop(lambda c: (c[0] < limit) & ~c[1], body, carry)
         return state, rows
 
-    return jax.vmap(chunk, axis_name=SEED_AXIS)(state) if settings.seeds else chunk(state)
+    state, rows = jax.vmap(chunk, axis_name=SEED_AXIS)(state) if settings.seeds else chunk(state)
+    return keep_in_place(state), replicated(rows)
 
 
 @functools.partial(jax.jit, static_argnames="settings")  # traced once, though its shapes are asked for first
@@ -297,8 +311,9 @@ def collect(
         )
         return (after[1], after[0], after[2]), (stored, _ended(stored, done, env, params))
 
-    carry = (state.env_state, state.observation, state.memory)
+    carry = spread((state.env_state, state.observation, state.memory))
     carry, (rollout, ended) = jax.lax.scan(step, carry, jax.random.split(key, num_steps))
+    rollout, ended = spread((rollout, ended), axis=1)
     env_state, observation, memory = carry
     return state._replace(env_state=env_state, observation=observation, memory=memory), rollout, ended
 

@@ -7,39 +7,34 @@ import copy
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from ..agents.agent import Agent
 from ..envs.adapters.gymnasium_host import HostEnvironment
 from ..envs.environment import Environment, EnvParams
 from ..errors import UserError
 from .checkpoint import Checkpoints, Position, Saved, from_arrays, to_arrays
 from .config import Config
 from .guard import Signals
-from .loop import BROKEN, BROKEN_ENV, TrainState, TrainStep, create_train_state, make_train_step
+from .loop import BROKEN, BROKEN_ENV, TrainState, TrainStep, make_train_step
 from .metrics import MetricsWriter, Progress
 from .monitor import make_monitor
+from .parallel import make_mesh, shard, to_host
+from .plan import REPORTS, iterations_per_chunk, with_rates, without_host
 from .run import BEST, RunFolder
-from .summary import History, exploitability_of, joined, summary
+from .summary import History, Measure, exploitability_of, joined, summary
 from .switch import Stage, restart
-
-REPORTS = 40
-"""About how many reports a run has unless told otherwise, and at most how often a game's policy is measured."""
 
 CHECKPOINTS = 10
 """About how many checkpoints a run writes unless told otherwise."""
 
 SECONDS_PER_CALL = 1.0
 """About how long a call of the compiled loop may take: a signal is answered between calls."""
-
-RATES = ("learning_rate", "critic_learning_rate", "value_learning_rate")
 
 
 @dataclasses.dataclass(eq=False)
@@ -78,6 +73,8 @@ class Session:
         self._monitor = None
         self._started = time.monotonic()
         self._good: Saved | None = None
+        self.mesh = None if self.config.devices.count == 1 else make_mesh(self.config.devices.count)
+        self.state = self._laid_out(self.state)
         for part in range(len(self.parts)):
             self._step(part)  # what does not fit is refused before anything is written
             if self.rolls_back or self.config.plateau.patience is not None:
@@ -90,7 +87,7 @@ class Session:
 
     def go_on(self, state: TrainState, saved: Saved, *, changed: bool) -> None:
         """Be where a run was when it was saved; with changed settings it no longer stands that it ended early."""
-        self.state, self.position = state, saved.position
+        self.state, self.position = self._laid_out(state), saved.position
         self.chunks = [saved.history] if saved.history else []
         self._started = time.monotonic() - saved.position.seconds
         if changed:
@@ -105,62 +102,73 @@ class Session:
             UserError: something is not finite, or a file cannot be written.
             KeyboardInterrupt, SystemExit: a signal ended it; it is saved.
         """
-        config, path = self.config, None if self.folder is None else self.folder.path
-        steps = config.rollout.num_envs * config.rollout.num_steps
-        total = config.training.iterations
+        logs, training = self.config.logging, self.config.training
         with contextlib.ExitStack() as stack:
             if self.checkpoints is not None:
                 stack.callback(self.checkpoints.close)
-            progress = stack.enter_context(
-                Progress(total, steps * config.training.num_seeds, enabled=config.logging.progress)
-            )
-            writer = None
-            if path is not None:
-                writer = MetricsWriter(
-                    path,
-                    tensorboard=config.logging.tensorboard,
-                    after=self.position.iteration * steps,
-                    seconds=self.position.seconds,
-                )
+            steps = self._steps_per_iteration() * training.num_seeds
+            progress = stack.enter_context(Progress(training.iterations, steps, enabled=logs.progress))
+            writer, signals, measure = None, Signals(), None
+            if self.folder is not None:
+                after = self.position.iteration * self._steps_per_iteration()
+                seconds = self.position.seconds
+                writer = MetricsWriter(self.folder.path, tensorboard=logs.tensorboard, after=after, seconds=seconds)
                 stack.enter_context(writer)
-            signals = stack.enter_context(Signals(progress.say)) if path is not None else Signals()
-            measure = self._exploitability() if path is not None else None
+                signals = stack.enter_context(Signals(progress.say))
+                measure = self._exploitability()
             self._keep_good()
-            while self.position.iteration < total and self.position.stopped is None:
-                self._enter_part()
-                begun, seconds = self.position.iteration, time.perf_counter()
-                intact = self._advance(self._next_stop(), signals)
-                seconds = time.perf_counter() - seconds
-                if not intact:
-                    self._recover(progress)
-                    continue
-                done = self.position.iteration
-                report: dict[str, Any] = {}
-                if done % self.chunk == 0 or done == total:
-                    report = self._summary()
-                    report["time/steps_per_second"] = (done - begun) * steps * config.training.num_seeds / seconds
-                    progress.update(done, _first(report.get("episode/score", report.get("episode/return"))))
-                    due = done * REPORTS // total > (done - self.chunk) * REPORTS // total
-                    if measure is not None and due:
-                        report["evaluation/exploitability"] = measure(self.state.agent)
-                mean_return = None
-                every = config.evaluation.every
-                if every is not None and (done % every == 0 or done == total):
-                    found = self._evaluate()
-                    mean_return = float(np.mean(found["evaluation/return"]))
-                    report |= found
-                if writer is not None and report:
-                    writer.write(done * steps, {**report, "time/iteration": done})
-                if done % self.saves_every == 0 or done == total or mean_return is not None or signals.received:
-                    self._keep_good()
-                    if self.checkpoints is not None:
-                        self.save(mean_return)
-                if signals.received is not None and done < total:
-                    assert self.folder is not None
-                    assert self.checkpoints is not None
-                    self.checkpoints.wait()
-                    self.folder.write_state(self.final_form(self.state.agent))
-                    signals.finish(f"stopped at iteration {done} of {total}; saved in {path}")
+            while self.position.iteration < training.iterations and self.position.stopped is None:
+                self._stretch(progress, writer, signals, measure)
+
+    def _stretch(
+        self, progress: Progress, writer: MetricsWriter | None, signals: Signals, measure: Measure | None
+    ) -> None:
+        """Run to the next iteration at which something is due, and do what is."""
+        total = self.config.training.iterations
+        self._enter_part()
+        begun, started = self.position.iteration, time.perf_counter()
+        if not self._advance(self._next_stop(), signals):
+            self._recover(progress)
+            return
+        seconds, done = time.perf_counter() - started, self.position.iteration
+        report: dict[str, Any] = {}
+        if done % self.chunk == 0 or done == total:
+            report = self._summary()
+            steps = self._steps_per_iteration() * self.config.training.num_seeds
+            report["time/steps_per_second"] = (done - begun) * steps / seconds
+            progress.update(done, _first(report.get("episode/score", report.get("episode/return"))))
+            if measure is not None and done * REPORTS // total > (done - self.chunk) * REPORTS // total:
+                report["evaluation/exploitability"] = measure(self.state.agent)
+        mean_return = None
+        if self._due(self.config.evaluation.every):
+            found = self._evaluate()
+            mean_return = float(np.mean(found["evaluation/return"]))
+            report |= found
+        if writer is not None and report:
+            writer.write(done * self._steps_per_iteration(), {**report, "time/iteration": done})
+        if self._due(self.saves_every) or mean_return is not None or signals.received:
+            self._keep_good()
+            if self.checkpoints is not None:
+                self.save(mean_return)
+        if signals.received is not None and done < total:
+            self._break_off(signals)
+
+    def _due(self, every: int | None) -> bool:
+        """Whether what happens every so many iterations, and at the end, happens now."""
+        done = self.position.iteration
+        return every is not None and (done % every == 0 or done == self.config.training.iterations)
+
+    def _break_off(self, signals: Signals) -> None:
+        """Leave everything for a run that goes on, and end as the signal asks."""
+        assert self.folder is not None
+        assert self.checkpoints is not None
+        self.checkpoints.wait()
+        self.folder.write_state(self.final_form(self.state.agent))
+        done, total = self.position.iteration, self.config.training.iterations
+        signals.finish(f"stopped at iteration {done} of {total}; saved in {self.folder.path}")
+
+    def _steps_per_iteration(self) -> int:
+        return self.config.rollout.num_envs * self.config.rollout.num_steps
 
     def history(self) -> History:
         """Every metric by name, over iterations."""
@@ -168,7 +176,9 @@ class Session:
         return self.chunks[0] if self.chunks else {}
 
     def final_form(self, agent_state: PyTree) -> PyTree:
-        """A learner's state as the last part of the run has it."""
+        """A learner's state as the last part of the run has it, on one device."""
+        if self.mesh is not None:
+            agent_state = jax.tree.map(jnp.asarray, to_host(agent_state))
         if self.position.part == len(self.parts) - 1:
             return agent_state
         return restart(self.parts[-1].agent, agent_state, self.env, self.params, self.config.training.num_seeds)
@@ -189,7 +199,11 @@ class Session:
             part = self.parts[self.position.part]
             kept = restart(part.agent, self.state.agent, self.env, self.params, self.config.training.num_seeds)
             planned = jnp.full_like(self.state.num_iterations, part.end)
-            self.state = self.state._replace(agent=kept, num_iterations=planned)
+            self.state = self._laid_out(self.state._replace(agent=kept, num_iterations=planned))
+
+    def _laid_out(self, state: TrainState) -> TrainState:
+        """A train state over the run's devices."""
+        return state if self.mesh is None else shard(state, self.mesh)
 
     def _next_stop(self) -> int:
         """The next iteration at which something is due."""
@@ -231,6 +245,7 @@ class Session:
                 iterations=self.chunk,
                 fresh_episodes=rollout.fresh_episodes,
                 num_seeds=training.num_seeds,
+                mesh=self.mesh,
             )
         return self._steps[key]
 
@@ -304,7 +319,7 @@ class Session:
         rollbacks, scale = self.position.rollbacks + 1, self.position.rate_scale * guard.factor
         kept = {"rollbacks": rollbacks, "rate_scale": scale, "best": self.position.best}
         self.position = dataclasses.replace(copy.deepcopy(self._good.position), **kept)
-        self.state = from_arrays(self._good.state, like)
+        self.state = self._laid_out(from_arrays(self._good.state, like))
         self.chunks = [self._good.history] if self._good.history else []
         said = f"{what}: back to iteration {self.position.iteration}, learning rates times {scale:g}"
         logging.getLogger(__name__).warning(said)
@@ -331,75 +346,6 @@ class Session:
             f", and a checkpoint of iteration {there[-1]}: equimorph train --resume {self.folder.path}" if there else ""
         )
         return f"; {self.folder.path} keeps the untrained policy, the metrics so far{more}"
-
-
-def without_host(state: TrainState, env: Environment) -> TrainState:
-    """What of a train state can be saved: environments that are stepped on the host live in their own processes."""
-    return state._replace(env_state=()) if isinstance(env, HostEnvironment) else state
-
-
-def resumed_state(saved: Saved, fresh: TrainState, env: Environment, end: int) -> TrainState:
-    """A train state from what was saved; `fresh` is one of the same structure at its start.
-
-    Environments on the host begin anew, with everything that belongs to their episodes.
-    """
-    like = jax.eval_shape(lambda: without_host(fresh, env))
-    state = from_arrays(saved.state, like)
-    if isinstance(env, HostEnvironment):
-        state = fresh._replace(agent=state.agent, key=state.key, iteration=state.iteration)
-    return state._replace(num_iterations=jnp.full_like(state.num_iterations, end))
-
-
-def first_state(config: Config, env: Environment, params: EnvParams, part: Stage) -> TrainState:
-    """The train state before the first iteration, with the learner of a part of the run."""
-    training = config.training
-    return create_train_state(
-        env,
-        params,
-        part.agent,
-        num_envs=config.rollout.num_envs,
-        num_iterations=part.end,
-        seed=training.seed,
-        num_seeds=training.num_seeds,
-    )
-
-
-def with_rates(agent: Agent, scale: float) -> Agent:
-    """An agent whose learning rates are multiplied with `scale`.
-
-    Raises:
-        UserError: it has none.
-    """
-    if scale == 1:
-        return agent
-    stepper = getattr(agent, "stepper", None)
-    if not getattr(stepper, "uses_rate", True):
-        raise UserError(
-            f"the stepper {getattr(stepper, 'name', stepper)!r} has no learning rate that could be made smaller; leave "
-            "plateau.patience and guard.on_nonfinite out"
-        )
-    rates = {name: getattr(agent, name, None) for name in RATES}
-    if rates["learning_rate"] is None:
-        own = getattr(agent, "effective_rate", None)
-        if own is None:
-            raise UserError(f"{type(agent).__name__} has no learning rate that could be made smaller")
-        rates["learning_rate"] = own()
-    smaller = {name: rate * scale for name, rate in rates.items() if rate is not None}
-    where = lambda a: [getattr(a, name) for name in smaller]  # noqa: E731
-    return eqx.tree_at(where, agent, list(smaller.values()), is_leaf=lambda x: x is None)
-
-
-def iterations_per_chunk(iterations: int, wanted: int | None) -> int:
-    """How many iterations lie between two reports: what is wanted, or about a fortieth that divides the run."""
-    if wanted is not None:
-        return min(wanted, iterations)
-    target = max(1, round(iterations / REPORTS))
-    return next((size for size in _near(target) if iterations % size == 0), target)
-
-
-def _near(target: int) -> Iterator[int]:
-    """Whole numbers from half of `target` to twice of it, the nearest first by their ratio."""
-    yield from sorted(range(max(1, -(-target // 2)), 2 * target + 1), key=lambda size: abs(np.log(size / target)))
 
 
 def _of_seeds(chosen: np.ndarray, new: PyTree, old: PyTree) -> PyTree:

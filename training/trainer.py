@@ -18,9 +18,10 @@ from .checkpoint import Checkpoints, Position
 from .compilation import use_compilation_cache
 from .config import Config, build, parse, resolve
 from .loop import TrainState
+from .plan import first_state, resumed_state
 from .resume import resumed_config
 from .run import BEST, CONFIG, UNTRAINED, Run, RunFolder, check_run_folder, state_structure
-from .session import Session, first_state, resumed_state
+from .session import Session
 from .settings import apply_overrides, load_config, merge
 from .storage import load_tree, structure
 from .summary import History, with_episode_means

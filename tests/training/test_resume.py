@@ -18,6 +18,7 @@ from equimorph.training import session
 from equimorph.training.checkpoint import FOLDER, Checkpoints
 from equimorph.training.config import resolve
 from equimorph.training.guard import FolderLock
+from equimorph.training.monitor import make_monitor
 from equimorph.training.trainer import resume, train_from_config
 
 SETTINGS = {
@@ -325,7 +326,9 @@ def test_the_best_policy_is_that_of_the_best_evaluation(tmp_path):
     found = {one["time"]["iteration"]: one["evaluation"]["return"] for one in lines(out) if "evaluation" in one}
     assert max(found, key=found.__getitem__) <= 4
     best, last = equimorph.load(out, best=True), equimorph.load(out)
-    assert equimorph.evaluate(best)["score"] > equimorph.evaluate(last)["score"]
+    measure = make_monitor(best.config, best.env, best.params, best.agent)
+    assert measure(best.state)["evaluation/return"] == pytest.approx(max(found.values()), rel=1e-12)
+    assert not same(best.state.nets, last.state.nets)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import equimorph
 from equimorph.errors import UserError
 from equimorph.training import loop
 from equimorph.training.config import resolve
-from equimorph.training.session import iterations_per_chunk
+from equimorph.training.plan import iterations_per_chunk
 from equimorph.training.summary import summary
 from equimorph.training.trainer import train, train_from_config
 
