@@ -44,6 +44,13 @@ def parser() -> argparse.ArgumentParser:
     _add_sets(train)
     train.set_defaults(run=_train)
 
+    begin = commands.add_parser("init-config", help="write a configuration file with every setting of a pair")
+    begin.add_argument("--env", required=True, metavar="ENV", help="an environment's id")
+    begin.add_argument("--agent", required=True, metavar="NAME", help="a learner or a solver")
+    begin.add_argument("--out", metavar="FILE", help="where to; by default it is printed")
+    begin.add_argument("--force", action="store_true", help="replace the file if it is there")
+    begin.set_defaults(run=_init_config)
+
     evaluate = commands.add_parser("evaluate", help="score the policy of a run folder")
     evaluate.add_argument("dir", metavar="DIR", help="the run folder")
     evaluate.add_argument("--best", action="store_true", help="the policy that did best in evaluations of the training")
@@ -124,8 +131,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"equimorph {__version__}")
         elif args.command is None:
             raise UserError(
-                "a command is missing: train, evaluate, render, lineage, compare, compare-libraries, list or info "
-                "(see equimorph --help)"
+                "a command is missing: train, init-config, evaluate, render, lineage, compare, compare-libraries, list "
+                "or info (see equimorph --help)"
             )
         else:
             sys.path.append("")  # where a user's own modules are found: ENV may be module:id
@@ -158,6 +165,22 @@ def _train(args: argparse.Namespace) -> None:
     train_from_config(config)
     _score(Path(str(config.out)), ())
     print(f"\nrun folder: {config.out}")
+
+
+def _init_config(args: argparse.Namespace) -> None:
+    from .init_config import init_config
+    from .storage import write_text
+
+    if args.force and args.out is None:
+        raise UserError("--force does not apply without --out: nothing is replaced")
+    if args.out is not None and Path(args.out).exists() and not args.force:
+        raise UserError(f"{args.out!r} is there already; choose another name, or --force to replace it")
+    text = init_config(args.env, args.agent)
+    if args.out is None:
+        print(text, end="")
+        return
+    write_text(args.out, text)
+    print(f"configuration: {args.out}")
 
 
 def _resume(args: argparse.Namespace, flags: Mapping[str, Any]) -> None:

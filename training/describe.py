@@ -37,11 +37,11 @@ def describe(env_id: str) -> str:
     ]
     if spec:
         lines.append(f"calibrations  {', '.join(spec.calibrations) or 'none'}")
-        lines += _table("options (env.NAME)", [[name, repr(getattr(env, name))] for name in _options(spec, env)])
+        lines += _table("options (env.NAME)", [[name, repr(value)] for name, value in describe_options(env_id, env)])
     lines += _table("options of every environment (env.NAME)", [["window", "how many past observations an agent sees"]])
     if isinstance(env, Economy):
         lines.append("  inputs  parameters that are drawn for each episode, and seen: {beta: [low, high]}")
-    return "\n".join(lines + _table("parameters (env.params.NAME)", _parameters(params)))
+    return "\n".join(lines + _table("parameters (env.params.NAME)", describe_parameters(params)))
 
 
 def _known(env: Any, params: Any) -> str:
@@ -66,11 +66,15 @@ def _space(space: Any) -> str:
     return f"Box{list(space.shape)}{bounds}"
 
 
-def _options(spec: catalog.EnvSpec, env: Any) -> list[str]:
-    return [name for name in registry.option_fields(spec.load()) if name in {f.name for f in dataclasses.fields(env)}]
+def describe_options(env_id: str, env: Any) -> list[tuple[str, Any]]:
+    """The options of an environment's constructor, with their values."""
+    fields = {field.name for field in dataclasses.fields(env)}
+    names = registry.option_fields(catalog.spec(env_id).load())
+    return [(name, getattr(env, name)) for name in names if name in fields]
 
 
-def _parameters(params: Any) -> list[list[str]]:
+def describe_parameters(params: Any) -> list[list[str]]:
+    """The parameters of an environment: name, value, domain and meaning."""
     rows = []
     for field in dataclasses.fields(params):
         domain = field.metadata.get("domain")

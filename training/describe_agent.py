@@ -22,25 +22,32 @@ def describe_agent(name: str) -> str:
     Raises:
         UserError: there is no such agent.
     """
-    target = _definition(name)
-    doc = inspect.getdoc(target) or ""
-    meaning, first = _entries(doc), _defaults(target)
+    doc = inspect.getdoc(_definition(name)) or ""
     lines = [f"{name}: {_summary(name, doc)}"]
-    chosen = _defaults_by_name(name)
-    options = list(hyperparameters(name))
+    options = describe_hyperparameters(name)
     if options:
         lines += ["", "options (agent.NAME), with what they are unless set"]
-    for option in options:
-        default = chosen.get(option, first.get(option, inspect.Parameter.empty))
+    for option, default, meaning in options:
         shown = "" if default is inspect.Parameter.empty else f" = {default!r}"
-        beside = (f"{other}: {text}" for other, text in meaning.items() if f"`{option}`" in text)
-        lines += [f"  {option}{shown}", *_wrapped(meaning.get(option) or next(beside, ""))]
+        lines += [f"  {option}{shown}", *_wrapped(meaning)]
     presets = [(env, settings) for (env, agent), settings in PRESETS.items() if agent == name]
     if presets:
         lines += ["", "settings known to work, which lie under yours"]
     for env, settings in presets:
         lines += [f"  {env}", *_wrapped(", ".join(f"{key}={value!r}" for key, value in _flat(settings)))]
     return "\n".join(lines)
+
+
+def describe_hyperparameters(name: str) -> list[tuple[str, Any, str]]:
+    """Every option of an agent: its name, its default (`inspect.Parameter.empty`: none) and what it means."""
+    target = _definition(name)
+    meaning, first, chosen = entries(inspect.getdoc(target) or ""), _defaults(target), _defaults_by_name(name)
+    found = []
+    for option in hyperparameters(name):
+        default = chosen.get(option, first.get(option, inspect.Parameter.empty))
+        beside = (f"{other}: {text}" for other, text in meaning.items() if f"`{option}`" in text)
+        found.append((option, default, meaning.get(option) or next(beside, "")))
+    return found
 
 
 def _definition(name: str) -> Any:
@@ -80,7 +87,7 @@ def _defaults(target: Any) -> dict[str, Any]:
     return {each.name: each.default for each in inspect.signature(target).parameters.values()}
 
 
-def _entries(doc: str) -> dict[str, str]:
+def entries(doc: str) -> dict[str, str]:
     """What a docstring's list of arguments or attributes says of each."""
     found: dict[str, str] = {}
     names: list[str] = []

@@ -265,7 +265,7 @@ PRESETS: dict[tuple[str, str], Mapping[str, Any]] = {
         "training": {"iterations": 40},
     },
     ("Aggregation-v0", "pathwise"): {
-        # cells collide on their way, and slopes through collisions vary: from 8 episodes alone a seed in three is stuck
+        # from 8 episodes alone a seed in three is stuck
         "agent": CELLS_ONCE,
         "rollout": {"num_envs": 32, "num_steps": 30, "fresh_episodes": True},
         "training": {"iterations": 100},

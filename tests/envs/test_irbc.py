@@ -291,6 +291,7 @@ def test_one_country_is_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_published_points_of_the_smooth_calibration(known):
     env, params = make(calibration="smooth")
     answer = solve_with("chebyshev", env, params, degree=4, order=3, width=4.0)

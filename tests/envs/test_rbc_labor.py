@@ -102,6 +102,7 @@ def test_volatile_calibration():
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_risk_averse_calibration():
     """Capital settles at twice its steady state, where a polynomial of high degree does not find it at once."""
     env, params = make(calibration="risk_averse")

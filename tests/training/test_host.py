@@ -343,6 +343,7 @@ def test_a_run_folder_is_opened_and_scored(tmp_path, capsys, caplog):
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_ppo_learns_gymnasiums_cartpole():
     """195 was CartPole's threshold; a policy at random keeps the pole up for about 22 steps."""
     run = equimorph.train(
