@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -85,4 +86,5 @@ class Signals:
         if self.received is signal.SIGINT:
             raise KeyboardInterrupt(said)
         if self.received is not None:
+            sys.stderr.write(f"equimorph: {said}\n")
             raise SystemExit(128 + self.received)

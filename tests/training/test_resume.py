@@ -215,7 +215,7 @@ def test_a_checkpoint_that_cannot_be_written_is_told_in_one_line(tmp_path, monke
 
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
-def test_a_signal_finishes_the_iteration_and_saves(number, error, finished, tmp_path, monkeypatch):
+def test_a_signal_finishes_the_iteration_and_saves(number, error, finished, tmp_path, monkeypatch, capsys):
     """In a chunk of many iterations the run ends at the next one, and goes on from exactly there."""
     out, calls, advance = tmp_path / "run", [], session.Session._step
 
@@ -236,10 +236,12 @@ def test_a_signal_finishes_the_iteration_and_saves(number, error, finished, tmp_
     done = sum(calls)
     assert done < 10
     assert Checkpoints(out).iterations()[-1] == done
+    said = f"stopped at iteration {done} of 10"
     if error is SystemExit:
         assert stopped.value.code == 143
+        assert said in capsys.readouterr().err
     else:
-        assert f"stopped at iteration {done} of 10" in str(stopped.value)
+        assert said in str(stopped.value)
     monkeypatch.undo()
     assert equimorph.load(out).info["finished"] is False
     assert same(resume(out).state, equimorph.load(finished[0]).state)
