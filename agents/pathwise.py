@@ -22,7 +22,7 @@ from ..envs.environment import Environment, EnvParams, EnvState, add_agent_axis,
 from ..errors import UserError
 from .agent import Agent, Context, Policy, Rollout, View, check_followed, check_range
 from .options import check_single_numbers, check_types, number, sequence
-from .pieces import Parts, put_together
+from .pieces import Parts, check_divides, put_together
 from .policies.actor import Actor, ActorPolicy, flat_observation, observation_size
 from .policies.heads import Head, make_head
 from .policies.networks import check_network
@@ -177,12 +177,7 @@ class Pathwise(Agent):
                 "'pathwise' knows nothing of what is earned after them; set rollout.num_steps, or a shorter "
                 "max_steps_in_episode"
             )
-        if num_envs % self.micro_batches:
-            works = [n for n in range(1, min(num_envs, 64) + 1) if num_envs % n == 0]
-            raise UserError(
-                f"num_envs = {num_envs} environments do not divide into {self.micro_batches} micro_batches; "
-                f"micro_batches can be {', '.join(map(str, works))}"
-            )
+        check_divides(num_envs, self.micro_batches)
 
     def init(self, key: Array, env: Environment, params: EnvParams) -> PathwiseState:
         head = make_head(env, params)

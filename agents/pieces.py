@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from ..errors import UserError
+
 
 class Parts(NamedTuple):
     """What is known of some environments and can be put together with what is known of others.
@@ -20,6 +22,16 @@ class Parts(NamedTuple):
 
     sums: dict[str, Float[Array, ""]]
     largest: dict[str, Float[Array, ""]]
+
+
+def check_divides(num_envs: int, micro_batches: int) -> None:
+    """Raise `UserError` unless so many environments divide into so many pieces; it names numbers that would."""
+    if num_envs % micro_batches:
+        works = [n for n in range(1, min(num_envs, 64) + 1) if num_envs % n == 0]
+        raise UserError(
+            f"num_envs = {num_envs} environments do not divide into {micro_batches} micro_batches; micro_batches can "
+            f"be {', '.join(map(str, works))}"
+        )
 
 
 def put_together(function: Callable[[PyTree, PyTree], Parts], weights: PyTree, batch: PyTree, pieces: int) -> Parts:

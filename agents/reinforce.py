@@ -42,7 +42,7 @@ from .baselines import (
 )
 from .estimators import masked_mean, since_start
 from .options import check_single_numbers, check_types, number, sequence
-from .pieces import Parts, by_pieces, put_together
+from .pieces import Parts, by_pieces, check_divides, put_together
 from .policies.actor import Actor, ActorPolicy, flat_observation, observation_size
 from .policies.heads import Head, check_distribution, make_head
 from .policies.networks import check_network
@@ -237,12 +237,7 @@ class REINFORCE(Agent):
             )
         if self.unscored_tail >= num_steps:
             raise UserError(f"unscored_tail = {self.unscored_tail} leaves nothing of num_steps = {num_steps} to score")
-        if num_envs % self.micro_batches:
-            works = [n for n in range(1, min(num_envs, 64) + 1) if num_envs % n == 0]
-            raise UserError(
-                f"num_envs = {num_envs} environments do not divide into {self.micro_batches} micro_batches; "
-                f"micro_batches can be {', '.join(map(str, works))}"
-            )
+        check_divides(num_envs, self.micro_batches)
 
     def prepare(self, env: Environment, params: EnvParams) -> REINFORCE:
         if self.baseline != "running_mean_per_step":

@@ -6,13 +6,14 @@ and its configuration. Nothing that is read is ever executed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib.metadata
 import logging
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,8 +154,7 @@ class Checkpoints:
         """
         import orbax.checkpoint as ocp
 
-        leaves = [np.array(_data(leaf)) for leaf in jax.tree.leaves(state)]
-        arrays = [*leaves, *(np.asarray(values) for values in history.values())]
+        arrays = [*jax.tree.leaves(to_arrays(state)), *(np.asarray(values) for values in history.values())]
         record = {
             "format": FORMAT,
             "position": dataclasses.asdict(position),
@@ -265,21 +265,16 @@ class Checkpoints:
         return UserError(f"checkpoint {iteration} in {os.fspath(self._path)!r} is damaged ({reason}); {advice}")
 
 
-class _writing:
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
     """Whatever goes wrong while a checkpoint is written, told in one line."""
-
-    def __init__(self, path: Path):
-        self._path = path
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception):
-            reason = getattr(error, "strerror", None) or str(error).partition("\n")[0][:160]
-            raise UserError(
-                f"cannot write a checkpoint into {os.fspath(self._path)!r}: {reason}; earlier ones are as they were"
-            ) from error
+    try:
+        yield
+    except Exception as error:
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0][:160]
+        raise UserError(
+            f"cannot write a checkpoint into {os.fspath(path)!r}: {reason}; earlier ones are as they were"
+        ) from error
 
 
 def _named(arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:

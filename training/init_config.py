@@ -11,7 +11,7 @@ import numpy as np
 import yaml
 
 from ..envs import catalog, registry
-from .config import Config, hyperparameters, resolve
+from .config import Config, resolve
 from .describe import describe_options, describe_parameters
 from .describe_agent import describe_hyperparameters, entries
 
@@ -83,7 +83,6 @@ def _agent(config: Config) -> Iterator[str]:
         yield from _comment(meaning)
         shown = "" if default is inspect.Parameter.empty else default
         yield f"  {_line(name, chosen.get(name, shown), name in chosen)}"
-    assert set(chosen) <= set(hyperparameters(config.agent.name))
 
 
 def _line(name: str, value: Any, active: bool) -> str:

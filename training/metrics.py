@@ -136,15 +136,23 @@ class Progress:
     Args:
         iterations: how many there will be.
         steps_per_iteration: environment steps in each, over all environments and seeds.
+        done: iterations that were done before, where a run goes on.
         enabled: True: always; False: never; None: only when the output is a terminal.
         console: where it goes; by default the standard output.
     """
 
     def __init__(
-        self, iterations: int, steps_per_iteration: int, *, enabled: bool | None = None, console: Console | None = None
+        self,
+        iterations: int,
+        steps_per_iteration: int,
+        *,
+        done: int = 0,
+        enabled: bool | None = None,
+        console: Console | None = None,
     ):
         self._iterations = iterations
         self._steps = steps_per_iteration
+        self._done = done
         self._console = console or Console()
         self._bar: Bar | None = None
         self._shown = self._console.is_terminal if enabled is None else enabled
@@ -159,7 +167,7 @@ class Progress:
                 TextColumn("{task.fields[report]}"),
             ]  # fmt: skip
             self._bar = Bar(*columns, console=self._console)
-            self._task = self._bar.add_task("", total=self._iterations, report="compiling")
+            self._task = self._bar.add_task("", total=self._iterations, completed=self._done, report="compiling")
             self._bar.start()
         return self
 
@@ -184,7 +192,7 @@ class Progress:
             self._bar.update(self._task, completed=iteration, report=report)
         elif now - self._last_line >= SECONDS_BETWEEN_LINES or iteration >= self._iterations:
             self._last_line = now
-            left = (now - self._start) / max(iteration, 1) * (self._iterations - iteration)
+            left = (now - self._start) / max(iteration - self._done, 1) * (self._iterations - iteration)
             self._console.print(
                 f"iteration {iteration}/{self._iterations}, {left:.0f} s left, {report}", highlight=False
             )
@@ -200,7 +208,7 @@ class Progress:
             self._first = (iteration, now)
         done, seconds = iteration - self._first[0], now - self._first[1]
         if done <= 0 or seconds <= 0:
-            done, seconds = iteration, max(now - self._start, 1e-9)
+            done, seconds = iteration - self._done, max(now - self._start, 1e-9)
         return f"{done * self._steps / seconds:,.0f} steps/s"
 
 

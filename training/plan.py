@@ -21,7 +21,7 @@ from .switch import Stage
 REPORTS = 40
 """About how many reports a run has unless told otherwise, and at most how often a game's policy is measured."""
 
-RATES = ("learning_rate", "critic_learning_rate", "value_learning_rate")
+LEARNING_RATES = ("learning_rate", "critic_learning_rate", "value_learning_rate")
 
 
 def without_host(state: TrainState, env: Environment) -> TrainState:
@@ -69,7 +69,7 @@ def with_rates(agent: Agent, scale: float) -> Agent:
             f"the stepper {getattr(stepper, 'name', stepper)!r} has no learning rate that could be made smaller; leave "
             "plateau.patience and guard.on_nonfinite out"
         )
-    rates = {name: getattr(agent, name, None) for name in RATES}
+    rates = {name: getattr(agent, name, None) for name in LEARNING_RATES}
     if rates["learning_rate"] is None:
         own = getattr(agent, "effective_rate", None)
         if own is None:

@@ -19,7 +19,7 @@ from ..envs.adapters.gymnasium_host import HostEnvironment
 from ..envs.environment import Environment, EnvParams
 from ..errors import UserError
 from .checkpoint import Checkpoints, Position, Saved, from_arrays, to_arrays
-from .config import Config
+from .config import CheckpointConfig, Config
 from .guard import Signals
 from .loop import BROKEN, BROKEN_ENV, TrainState, TrainStep, make_train_step
 from .metrics import MetricsWriter, Progress
@@ -66,6 +66,11 @@ class Session:
         tenth = -(-training.iterations // CHECKPOINTS)
         self.saves_every = self.config.checkpoint.every or -(-tenth // self.chunk) * self.chunk
         self.rolls_back = self.config.guard.on_nonfinite == "rollback"
+        if self.config.out is None:
+            usual, given = (each.model_dump() for each in (CheckpointConfig(), self.config.checkpoint))
+            unread = [name for name in usual if given[name] != usual[name] and (name != "every" or not self.rolls_back)]
+            if unread:
+                raise UserError(f"checkpoint.{unread[0]} applies only with a run folder; set out, or leave it out")
         if self.rolls_back and isinstance(self.env, HostEnvironment):
             raise UserError(f"guard.on_nonfinite=rollback: {self.env.name} is stepped on the host and cannot go back")
         self._steps: dict[tuple[int, float], TrainStep] = {}
@@ -107,10 +112,11 @@ class Session:
             if self.checkpoints is not None:
                 stack.callback(self.checkpoints.close)
             steps = self._steps_per_iteration() * training.num_seeds
-            progress = stack.enter_context(Progress(training.iterations, steps, enabled=logs.progress))
+            done = self.position.iteration
+            progress = stack.enter_context(Progress(training.iterations, steps, done=done, enabled=logs.progress))
             writer, signals, measure = None, Signals(), None
             if self.folder is not None:
-                after = self.position.iteration * self._steps_per_iteration()
+                after = done * self._steps_per_iteration()
                 seconds = self.position.seconds
                 writer = MetricsWriter(self.folder.path, tensorboard=logs.tensorboard, after=after, seconds=seconds)
                 stack.enter_context(writer)
@@ -252,9 +258,15 @@ class Session:
     def _summary(self) -> dict[str, Any]:
         """Means since the last report."""
         done = self.position.iteration
-        since = (done - 1) // self.chunk * self.chunk
+        rows = done - (done - 1) // self.chunk * self.chunk
+        pieces: list[History] = []
+        for piece in reversed(self.chunks):  # the latest alone: a history is long
+            pieces.insert(0, {name: values[-rows:] for name, values in piece.items()})
+            rows -= len(pieces[0][BROKEN])
+            if not rows:
+                break
         names = self.chunks[-1]  # not those of an earlier stepper
-        return summary({name: values[since:done] for name, values in self.history().items() if name in names})
+        return summary({name: values for name, values in joined(pieces).items() if name in names})
 
     def _exploitability(self):
         seeds = self.config.training.num_seeds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -73,7 +74,7 @@ def train(
         out: the run folder; None keeps nothing on disk.
         env: further settings of the environment: `{"concept": "competitive", "params": {"eta": 0.2}}`.
         rollout: `num_envs`, `num_steps`, `fresh_episodes`.
-        evaluation: `num_episodes`, `horizon`, `seed`.
+        evaluation: `every` (iterations, during training), `num_episodes`, `horizon`, `seed`.
         switch: other steppers later in the run, `[{"at": 1000, "stepper": "lm"}]`.
         progress: show it; None: only on a terminal.
         **hyperparameters: of the agent.
@@ -196,6 +197,9 @@ def _go_on(session: Session, folder: RunFolder, at: int | None, before: Config) 
         saved = found.restore(at, fresh)
         state = resumed_state(saved, fresh, env, parts[position.part].end)
         session.go_on(state, saved, changed=config != before)
+        with contextlib.suppress(UserError):  # the latest may be why an earlier one was asked for
+            latest = found.record()["position"]["best"]
+            session.position.best = np.fmax(latest, session.position.best or latest).tolist()
         found.close()
         Checkpoints(folder.path, keep=config.checkpoint.keep).drop_after(position.iteration)
     old_agent = stages(before, env, params, build(before)[2])[-1].agent

@@ -99,6 +99,16 @@ def test_lines_now_and_then_where_there_is_no_terminal(monkeypatch):
     ]
 
 
+def test_a_run_that_goes_on_counts_only_what_it_does_itself(monkeypatch):
+    """From 900 of 1,000: ten iterations in 20 s leave 180 s, and not 2."""
+    clock = iter([0.0, 0.0, 20.0])
+    monkeypatch.setattr(metrics_module.time, "monotonic", lambda: next(clock))
+    out = io.StringIO()
+    with Progress(1000, 100, done=900, enabled=True, console=Console(file=out, width=120)) as progress:
+        progress.update(910)
+    assert out.getvalue() == "iteration 910/1000, 180 s left, 50 steps/s\n"
+
+
 def test_nothing_where_it_is_not_wanted(monkeypatch):
     assert progress_text(monkeypatch, terminal=False, enabled=None, times=[20.0]) == ""
     assert progress_text(monkeypatch, terminal=True, enabled=False, times=[20.0]) == ""

@@ -56,21 +56,21 @@ def apart(a, b):
 ONE_PROCESS = """
 for name, agent in AGENTS.items():
     alone = policy(agent, 1)
-    for devices in (2, 8):
+    for devices in (2, 8) if name == "mappo" else (8,):
         print(name, devices, apart(policy(agent, devices), alone))
 
 from equimorph.training.config import resolve
 
 def trained(devices, **more):
     settings = {"rollout": {"num_envs": 16, "num_steps": 8}, "training": {"iterations": 6}}
-    settings["devices"], settings["checkpoint"] = {"count": devices}, {"every": 3}
+    settings["devices"] = {"count": devices}
     settings["evaluation"] = {"every": 3, "num_episodes": 8, "horizon": 10}
     settings["training"]["switch"] = [{"at": 4, "stepper": "sgd", "learning_rate": 1e-3}]
     config = resolve("BrockMirman-v0", "mappo", settings | more)
     return jax.tree.leaves(equimorph.train_from_config(config)[0].agent)
 
 alone = trained(1)
-print("trainer", 8, apart(trained(8, out=sys.argv[1]), alone))
+print("trainer", 8, apart(trained(8, out=sys.argv[1], checkpoint={"every": 3}), alone))
 run = equimorph.resume(sys.argv[1], checkpoint=3)
 print("resumed", 8, apart(jax.tree.leaves(run.state), alone))
 print("seeds", 8, apart(policy(AGENTS["mappo"], 8, seeds=2), policy(AGENTS["mappo"], 1, seeds=2)))
@@ -103,7 +103,7 @@ def test_every_learner_learns_the_same_on_one_two_and_eight_devices(tmp_path):
     """Ten iterations, up to the order of sums, with resets on the way."""
     lines = [line.split() for line in finish(start(ONE_PROCESS, 8, str(tmp_path / "run"))).splitlines()]
     found = {(name, int(devices)): float(apart) for name, devices, apart in lines}
-    assert len(found) == 11
+    assert len(found) == 8
     assert max(found.values()) < 1e-4, found
 
 

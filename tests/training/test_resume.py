@@ -37,6 +37,7 @@ EVERYTHING = {
 
 
 def settings(learner="mappo", out=None, **more):
+    more = {"checkpoint": SETTINGS["checkpoint"] if out is not None else {}} | more
     more = {"deqn": EVERYTHING, "reinforce": {"agent": {"unscored_tail": 2}}}.get(learner, {}) | more
     return resolve("BrockMirman-v0", learner, {**SETTINGS, **more, "out": None if out is None else str(out)})
 
@@ -340,6 +341,7 @@ def test_the_best_policy_is_that_of_the_best_evaluation(tmp_path):
         ({"plateau": {"factor": 0.1}}, "plateau.factor applies only with plateau.patience"),
         ({"guard": {"factor": 0.1}}, "guard.factor applies only with guard.on_nonfinite=rollback"),
         ({"guard": {"on_nonfinite": "rolback"}}, "guard.on_nonfinite"),
+        ({"checkpoint": {"keep": 1}}, "checkpoint.keep applies only with a run folder"),
         ({"checkpoint": {"evry": 1}}, r"unknown key checkpoint.evry.*Did you mean 'checkpoint.every'\?"),
         ({"learner": "deqn", "agent": {"stepper": "lbfgs", "batch_size": 16}}, "'lbfgs' has no learning rate"),
     ],

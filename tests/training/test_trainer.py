@@ -63,8 +63,9 @@ def test_chunks_divide_the_run_where_a_number_near_does(iterations, expected):
 
 
 def test_the_last_chunk_may_be_shorter(tmp_path):
-    config = small(iterations=5, iterations_per_chunk=3).model_copy(update={"out": str(tmp_path / "run")})
-    _, history = train_from_config(config)
+    """And a report is of its own iterations, though a checkpoint comes in between."""
+    tree = small(iterations=5, iterations_per_chunk=3).model_dump()
+    _, history = train_from_config(tree | {"out": str(tmp_path / "run"), "checkpoint": {"every": 2}})
     assert len(history["loss/policy"]) == 5
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["time"]["iteration"] for line in lines] == [3, 5]

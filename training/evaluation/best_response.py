@@ -17,7 +17,8 @@ from ...agents.mappo import MAPPO
 from ...envs import spaces
 from ...envs.economy import Economy
 from ...envs.environment import Environment, EnvParams, EnvState
-from ..loop import create_train_state, make_train_step
+from ...errors import UserError
+from ..loop import BROKEN, create_train_state, make_train_step
 from .rules import Rule
 from .simulate import horizon_of
 
@@ -132,7 +133,9 @@ def train_best_responses(
             fresh_episodes=env.one_shot,
         )
         state = create_train_state(game, seen, agent, num_envs=NUM_ENVS, num_iterations=ITERATIONS, seed=seed + player)
-        state, _ = step(state)
+        state, metrics = step(state)
+        if np.any(np.asarray(metrics[BROKEN])):
+            raise UserError(f"{env.name}: training a best response of player {player} met something that is not finite")
         steps = horizon_of(env, params, None)
         found.append(np.asarray(_gains(agent.policy(state.agent), seen, jax.random.key(seed), env=env, steps=steps)))
     gains = np.stack(found)
