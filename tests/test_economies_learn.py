@@ -81,7 +81,9 @@ def rarely(names, *dear):
     return [pytest.param(name, marks=pytest.mark.extended) if name in dear else name for name in names]
 
 
-@pytest.mark.parametrize("env_id", rarely(ECONOMIES, "Aiyagari-v0", "KrusellSmith-v0", "BrockMirman-v0"))
+@pytest.mark.parametrize(
+    "env_id", rarely(ECONOMIES, "Aiyagari-v0", "KrusellSmith-v0", "BrockMirman-v0", "IRBC-v0", "OLG-v0")
+)
 def test_deqn_reduces_the_residuals(env_id):
     # Growth's preset goes back to where it is worst, so that the states it reports of get harder as it learns.
     iterations = 240 if env_id == "Growth-v0" else 80
@@ -100,7 +102,10 @@ def earns_more(run):
 
 
 @pytest.mark.parametrize(
-    "env_id", rarely([name for name in ECONOMIES if name not in LONGER], "OLG-v0", "BrockMirman-v0")
+    "env_id",
+    rarely(
+        [name for name in ECONOMIES if name not in LONGER], "OLG-v0", "BrockMirman-v0", "FishWar-v0", "Irreversible-v0"
+    ),
 )
 def test_mappo_earns_more(env_id):
     assert earns_more(trained(env_id, "mappo", iterations=40, rollout={"num_envs": 64, "num_steps": 32}))
