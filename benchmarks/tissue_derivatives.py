@@ -17,7 +17,7 @@ import jax
 from rows import print_rows
 
 import equimorph
-from equimorph.training.config import make_agent
+from equimorph.agents.registry import make_agent
 from equimorph.training.evaluation.episodes import evaluate_episodes
 from equimorph.training.loop import create_train_state, make_train_step
 

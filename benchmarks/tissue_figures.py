@@ -26,10 +26,11 @@ from equimorph.agents.classical.tissues import rule_agent
 from equimorph.envs.environment import Environment, EnvParams
 from equimorph.envs.tissues.wound_healing import recovery_time
 from equimorph.training import trainer
-from equimorph.training.config import EnvConfig, build_env, resolve
+from equimorph.training.config import build_env, resolve
 from equimorph.training.evaluation.scoring import evaluate_policies
 from equimorph.training.evaluation.simulate import policy_action
 from equimorph.training.run import Run
+from equimorph.training.sections import EnvConfig
 
 Rule = Callable[[Environment, EnvParams], Policy]
 

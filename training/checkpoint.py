@@ -23,8 +23,8 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ..errors import UserError
+from ..storage import check_structure, fingerprint, structure
 from .metrics import plain
-from .storage import check_structure, fingerprint, structure
 
 FORMAT = 1
 FOLDER = "checkpoints"

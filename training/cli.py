@@ -168,8 +168,8 @@ def _train(args: argparse.Namespace) -> None:
 
 
 def _init_config(args: argparse.Namespace) -> None:
+    from ..storage import write_text
     from .init_config import init_config
-    from .storage import write_text
 
     if args.force and args.out is None:
         raise UserError("--force does not apply without --out: nothing is replaced")
@@ -330,7 +330,7 @@ def _list(args: argparse.Namespace) -> None:
 
 
 def _info(args: argparse.Namespace) -> None:
-    from .config import agent_names
+    from ..agents.registry import agent_names
     from .describe import describe
     from .describe_agent import describe_agent
 

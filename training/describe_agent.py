@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from .config import AGENTS, hyperparameters, is_solver
+from ..agents.registry import AGENTS, hyperparameters, is_solver
 from .presets import PRESETS
 
 ENTRY = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*)$")

@@ -13,11 +13,11 @@ import numpy as np
 
 from ..envs.economy import Economy
 from ..errors import UserError
+from ..storage import write_text
 from . import figures
 from .metrics import plain
 from .report import evaluation_notes, evaluation_rows, log10, verdict_line
 from .run import Run
-from .storage import write_text
 
 MOMENTS = ("mean", "sd", "autocorrelation", "skewness")
 QUANTILES = ("mean", "median", "p90", "p99", "p999", "max")

@@ -16,10 +16,10 @@ from ..envs.environment import Environment, EnvParams, EnvState
 from ..envs.pictures import clone_colours
 from ..envs.wrappers import Wrapper, innermost
 from ..errors import UserError
+from ..storage import write_atomically
 from .play import Episode, play
 from .render import check_output, colours_of
 from .run import Run, load
-from .storage import write_atomically
 
 FORMATS = (".png", ".svg", ".pdf")
 RECORD = "macro_steps"

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from ..errors import UserError
-from .storage import write_text
+from ..storage import write_text
 
 Metric = float | Sequence[float] | None
 

@@ -19,10 +19,10 @@ from ..envs.environment import Environment, EnvParams
 from ..envs.pictures import CellStyle, cell_style, clone_colours
 from ..envs.wrappers import Wrapper, innermost
 from ..errors import UserError, unknown
+from ..storage import write_atomically
 from .html_report import check_target
 from .play import Episode, play
 from .run import Run, load
-from .storage import write_atomically
 
 FORMATS = (".gif", ".mp4", ".png")
 COLOURS = ("age", "chemical", "lineage", "type")

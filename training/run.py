@@ -27,12 +27,12 @@ from jaxtyping import Array, PyTree
 from ..agents.agent import View
 from ..envs.environment import add_agent_axis, drop_agent_axis
 from ..errors import UserError
+from ..storage import fingerprint, load_tree, save_tree, structure, write_text
 from .checkpoint import Checkpoints, versions
 from .config import Config, build, build_env, dump_config, parse
 from .guard import LOCK, FolderLock
 from .metrics import plain
 from .settings import apply_overrides, load_config
-from .storage import fingerprint, load_tree, save_tree, structure, write_text
 from .switch import stages
 
 CONFIG, INFO, TRAINED, UNTRAINED, BEST, EVALUATION, FULL = (

@@ -19,7 +19,7 @@ from ..envs.adapters.gymnasium_host import HostEnvironment
 from ..envs.environment import Environment, EnvParams
 from ..errors import UserError
 from .checkpoint import Checkpoints, Position, Saved, from_arrays, to_arrays
-from .config import CheckpointConfig, Config
+from .config import Config
 from .guard import Signals
 from .loop import BROKEN, BROKEN_ENV, TrainState, TrainStep, make_train_step
 from .metrics import MetricsWriter, Progress
@@ -27,6 +27,7 @@ from .monitor import make_monitor
 from .parallel import make_mesh, shard, to_host
 from .plan import REPORTS, iterations_per_chunk, with_rates, without_host
 from .run import BEST, RunFolder
+from .sections import CheckpointConfig
 from .summary import History, Measure, exploitability_of, joined, summary
 from .switch import Stage, restart
 

@@ -8,9 +8,10 @@ import jax
 from jaxtyping import PyTree
 
 from ..agents.agent import Agent
+from ..agents.registry import is_solver, make_agent
 from ..envs.environment import Environment, EnvParams
 from ..errors import UserError
-from .config import RATES, Config, is_solver, make_agent
+from .config import RATES, Config
 
 
 class Stage(NamedTuple):

@@ -15,6 +15,7 @@ from jaxtyping import PyTree
 
 from ..envs.adapters.gymnasium_host import HostEnvironment
 from ..errors import UserError
+from ..storage import load_tree, structure
 from .checkpoint import Checkpoints, Position
 from .compilation import use_compilation_cache
 from .config import Config, build, parse, resolve
@@ -24,7 +25,6 @@ from .resume import resumed_config
 from .run import BEST, CONFIG, UNTRAINED, Run, RunFolder, check_run_folder, state_structure
 from .session import Session
 from .settings import apply_overrides, load_config, merge
-from .storage import load_tree, structure
 from .summary import History, with_episode_means
 from .switch import restart, stages
 

@@ -17,12 +17,13 @@ from equimorph.agents.policies.networks import MLP
 from equimorph.agents.policies.recurrent import RecurrentActor, replay
 from equimorph.agents.policies.sets import SetCritic
 from equimorph.agents.policies.sharing import WithId, shared_by
+from equimorph.agents.registry import make_agent
 from equimorph.agents.surrogate import clipped_surrogate, value_error
 from equimorph.agents.teams import mixed_reward, team_mean
 from equimorph.envs import spaces
 from equimorph.envs.environment import Environment, EnvState
 from equimorph.errors import UserError
-from equimorph.training.config import make_agent, resolve
+from equimorph.training.config import resolve
 from equimorph.training.evaluation.episodes import evaluate_episodes
 from equimorph.training.loop import create_train_state, make_train_step
 

@@ -14,8 +14,9 @@ from equimorph.envs.family import Family
 from equimorph.envs.history import EconomyHistory, History, window_of, with_window
 from equimorph.envs.wrappers import RescaleAction, innermost
 from equimorph.errors import UserError
-from equimorph.training.config import EnvConfig, build, dump_config, parse, resolve
+from equimorph.training.config import build, dump_config, parse, resolve
 from equimorph.training.evaluation.scoring import evaluate_policies
+from equimorph.training.sections import EnvConfig
 from equimorph.training.settings import load_config
 
 

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
+from equimorph.agents.registry import AGENTS, hyperparameters
 from equimorph.errors import UserError
-from equimorph.training.config import AGENTS, hyperparameters
 from equimorph.training.describe_agent import describe_agent
 
 

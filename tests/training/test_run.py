@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import equimorph
+from equimorph import storage
 from equimorph.envs.environment import Environment
 from equimorph.errors import UserError
-from equimorph.training import storage
 from equimorph.training.run import RunFolder, load
 
 pytestmark = pytest.mark.usefixtures("learner")

@@ -13,7 +13,7 @@ import equinox as eqx
 import jax
 from jaxtyping import PyTree
 
-from ..errors import UserError
+from .errors import UserError
 
 FORMAT = 1
 
