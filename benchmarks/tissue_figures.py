@@ -123,6 +123,8 @@ ROWS: dict[str, Row] = {
     "ellipse, reinforce": Row("TargetShape-v0", "reinforce", {}, named("disc_growth"), DISC),
     "L, mappo": Row("TargetShape-v0", "mappo", {"env": {"shape": "L"}}, named("disc_growth")),
     "V, mappo": Row("TargetShape-v0", "mappo", {"env": {"shape": "V"}}, named("disc_growth")),
+    "L, reinforce": Row("TargetShape-v0", "reinforce", {"env": {"shape": "L"}}, named("disc_growth")),
+    "V, reinforce": Row("TargetShape-v0", "reinforce", {"env": {"shape": "V"}}, named("disc_growth")),
     "types, mappo": Row("TypeBalance-v0", "mappo", {}, written(minority), TYPES),
     "types, reinforce": Row("TypeBalance-v0", "reinforce", {}, written(minority), TYPES),
     "wound, mappo": Row("WoundHealing-v0", "mappo", {}, written(balance)),

@@ -6,9 +6,7 @@ Its axes take most of a frame's time, so that panels are drawn straight onto the
 from __future__ import annotations
 
 import colorsys
-import contextlib
-import contextvars
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,22 +33,7 @@ class CellStyle(NamedTuple):
     gone: Float[np.ndarray, "K 2"] | None = None
 
 
-_cell_style: contextvars.ContextVar[CellStyle] = contextvars.ContextVar("cell_style")
-
-
-def current_cell_style() -> CellStyle:
-    """The style that holds here."""
-    return _cell_style.get(CellStyle())
-
-
-@contextlib.contextmanager
-def cell_style(style: CellStyle) -> Iterator[None]:
-    """A style for all pictures of cells that are drawn inside, whichever environment draws them."""
-    token = _cell_style.set(style)
-    try:
-        yield
-    finally:
-        _cell_style.reset(token)
+OWN_STYLE = CellStyle()
 
 
 def clone_colours(number: int) -> Float[np.ndarray, "N 3"]:

@@ -16,12 +16,14 @@ import jax.numpy as jnp
 import jax_morph
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int, PyTree, UInt32
+from jaxtyping import Array, Bool, Float, Int, PyTree, UInt8, UInt32
 
 from ..errors import UserError
 from .environment import NON_NEGATIVE, POSITIVE, Domain, Environment, EnvParams, EnvState, canonical_params, parameter
+from .pictures import OWN_STYLE, CellStyle
+from .tissues._cells import by_age, picture
 from .tissues._forces import stable_step
-from .tissues._scores import division_log_prob, replayed_log_prob, scored_divisions
+from .tissues._scores import division_log_prob, recorded_steps, replayed_log_prob
 from .tissues._steps import Control
 
 # The stiffest wave of springs between nearest neighbours has 6 k in a close-packed sheet and 8 k in close-packed space.
@@ -256,37 +258,8 @@ class Tissue(Environment):
 
     def advance(self, key: Array, tissue: jax_morph.BaseState, params: EnvParams) -> tuple[Any, Events]:
         """Run `substeps` macro-steps and reduce their events to one record a slot."""
-        model = self.model(params)
-        slots = jnp.arange(self.capacity, dtype=jnp.int32)
-        never = jnp.zeros(self.capacity, bool)
-
-        def macro_step(carry, key):
-            before, ancestor, kept = carry
-            after = model(before, dt=params.dt, key=key)
-            born = after.born > 0.5 if "born" in after.specs else never
-            died = after.death > 0.5 if "death" in after.specs else never
-            heir = jnp.where(born, ancestor[after.mother], ancestor) if "mother" in after.specs else ancestor
-            trial, divided = scored_divisions(after) if "divided" in after.specs else (never, never)
-            kept = kept & after.alive & ~born
-            return (after, heir, kept), (trial, divided, ancestor, born, died, heir)
-
-        keys = jax.random.split(key, self.substeps)
-        carry = (tissue, slots, tissue.alive)
-        (tissue, last, kept), (trial, divided, owner, born, died, heir) = jax.lax.scan(macro_step, carry, keys)
-
-        def per_slot(owner, flag):
-            return jnp.zeros_like(slots).at[owner].add(flag.astype(jnp.int32))
-
-        overflow = tissue.division_overflow > 0.5 if "division_overflow" in tissue.specs else jnp.zeros((), bool)
-        return tissue, Events(
-            trials=per_slot(owner, trial),
-            divisions=per_slot(owner, divided),
-            births=per_slot(heir, born),
-            deaths=per_slot(heir, died),
-            ancestor=last,
-            kept=kept,
-            overflow=overflow,
-        )
+        tissue, counts = recorded_steps(self.model(params), key, tissue, params.dt, self.substeps)
+        return tissue, Events(**counts)
 
     def sense(self, tissue: jax_morph.BaseState, params: EnvParams) -> jax_morph.BaseState:
         """`tissue` with the sensed fields brought up to date."""
@@ -336,6 +309,30 @@ class Tissue(Environment):
     def inherits(self, state: TissueState, next_state: TissueState, params: EnvParams) -> Int[Array, " A"]:
         """A cell has its own memory, a newborn that of its mother (of the one alive at the step's start)."""
         return jnp.where(next_state.tissue.alive, next_state.events.ancestor, -1)
+
+    # -- pictures ---------------------------------------------------------------------------------------------------
+
+    def colours(self, state: TissueState, params: EnvParams) -> Float[np.ndarray, "A 3"]:
+        """Of the cells, 0 to 255: blue, the lighter the longer ago a cell divided."""
+        return by_age(state.tissue)
+
+    def ground(self, params: EnvParams, size: int) -> UInt8[np.ndarray, "S S 3"] | None:
+        """What lies under the cells, with the origin in its middle and 12 diameters across; None: nothing."""
+        return None
+
+    def render(
+        self, state: TissueState, params: EnvParams, size: int = 256, style: CellStyle = OWN_STYLE
+    ) -> UInt8[np.ndarray, "S S 3"]:
+        """The tissue from above (in space, along z): cells as discs.
+
+        Args:
+            state: one state.
+            params: the parameters.
+            size: of the picture, in pixels.
+            style: what goes before the environment's own colours and view.
+        """
+        colours = self.colours(state, params) if style.colours is None else style.colours
+        return picture(state.tissue, colours, size, self.ground(params, size), style)
 
     # -- scores -----------------------------------------------------------------------------------------------------
 

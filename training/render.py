@@ -16,7 +16,7 @@ from jaxtyping import Float, UInt8
 
 from ..envs.economy import Economy
 from ..envs.environment import Environment, EnvParams
-from ..envs.pictures import CellStyle, cell_style, clone_colours
+from ..envs.pictures import CellStyle, clone_colours
 from ..envs.wrappers import Wrapper, innermost
 from ..errors import UserError, unknown
 from ..storage import write_atomically
@@ -170,12 +170,16 @@ def frames(env: Environment, params: EnvParams, episode: Episode, colour: str | 
     states = [jax.tree.map(lambda leaf, t=t: leaf[t], episode.state) for t in range(steps)]
     core = innermost(episode.state)
     if holds_cells(core):
-        styles = cell_styles(core, colour)
-        films = []
-        for t, (state, style) in enumerate(zip(states, styles, strict=True)):
-            with cell_style(style):
-                films.append(captioned(env.render(state, params), f"step {t}, {int(core.tissue.alive[t].sum())} cells"))
-        return films
+        while isinstance(env, Wrapper):
+            env, params = env.inner, env.usual(params)
+        tissue: Any = env
+        return [
+            captioned(
+                tissue.render(innermost(state), params, style=style),
+                f"step {t}, {int(core.tissue.alive[t].sum())} cells",
+            )
+            for t, (state, style) in enumerate(zip(states, cell_styles(core, colour), strict=True))
+        ]
     if type(unwrapped(env)).render is Economy.render:  # it draws paths
         states = [jax.tree.map(lambda leaf, t=t: leaf[: t + 1], episode.state) for t in range(steps)]
     return [np.asarray(env.render(state, params)) for state in states]

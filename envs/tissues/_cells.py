@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from .. import spaces
-from ..pictures import current_cell_style
-from ..tissue import TissueParams
+from ..pictures import OWN_STYLE, CellStyle
 from ._forces import pairs
 from ._steps import BaseState
+
+if TYPE_CHECKING:
+    from ..tissue import TissueParams
 
 RADIUS = 0.5
 NEWBORN_RADIUS = RADIUS / np.sqrt(2)  # of a disc; a ball's is `newborn_radius(3)`
@@ -106,21 +110,23 @@ def real_numbers(size: int) -> spaces.Box:
 
 
 def picture(
-    tissue: BaseState, colours: Float[np.ndarray, "A 3"], size: int = 256, ground: np.ndarray | None = None
+    tissue: BaseState,
+    colours: Float[np.ndarray, "A 3"],
+    size: int,
+    ground: np.ndarray | None = None,
+    style: CellStyle = OWN_STYLE,
 ) -> np.ndarray:
     """The tissue from above, uint8[size, size, 3]: living cells as discs, around their middle.
-
-    A `pictures.cell_style` goes before what is given here.
 
     Args:
         tissue: the simulator's state.
         colours: of the cells, 0 to 255.
         size: of the picture.
         ground: uint8[size, size, 3], drawn under the cells, with the origin in its middle and 12 diameters across.
+        style: its view, where there is no ground, and the rings it asks for.
     """
-    style = current_cell_style()
     tissue = jax.tree.map(np.asarray, tissue)
-    alive, colours = tissue.alive, np.asarray(colours if style.colours is None else style.colours)
+    alive, colours = tissue.alive, np.asarray(colours)
     shown = np.full((size, size, 3), 255, np.uint8) if ground is None else ground.copy()
     position, radius = tissue.position[alive], tissue.radius[alive]
     if ground is not None:

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from .. import spaces
 from ..environment import NON_NEGATIVE, POSITIVE, Domain, parameter
 from ..tissue import MechanicsParams, Tissue, TissueState
-from ._cells import RADIUS, picture, real_numbers
+from ._cells import RADIUS, real_numbers
 from ._forces import SoftRepulsion
 from ._steps import (
     ACTIVE_SPEED,
@@ -100,7 +100,7 @@ class Motile(Tissue):
             turn_rate=(params.max_turn * action[:, 1]).astype(dtype),
         )
 
-    def render(self, state: TissueState, params: MotileParams, size: int = 256) -> np.ndarray:
-        """The cells from above, uint8[size, size, 3], coloured by their heading."""
+    def colours(self, state: TissueState, params: MotileParams) -> Float[np.ndarray, "A 3"]:
+        """By the cells' heading."""
         heading = np.asarray(state.tissue.active_heading)[:, None] + 2 * np.pi * np.arange(3) / 3
-        return picture(state.tissue, 150 + 80 * np.cos(heading), size)
+        return 150 + 80 * np.cos(heading)

@@ -1,4 +1,4 @@
-"""Log-probabilities of what a simulator sampled: of one step's divisions, and of a whole episode replayed."""
+"""What a simulator sampled: its record, and log-probabilities of a step's divisions and of a whole episode replayed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
 from ..environment import EnvParams
-from ._steps import BaseState, ad_utils, simulate, trajectory_logp
+from ._steps import BaseState, Model, ad_utils, simulate, trajectory_logp
 
 if TYPE_CHECKING:
     from ..tissue import Tissue, TissueState
@@ -28,6 +28,53 @@ def scored_divisions(after: BaseState) -> tuple[Bool[Array, " A"], Bool[Array, "
     free = after.n_cells - jnp.sum(eligible)
     scored = eligible & (served_before < free)
     return scored, divided & scored
+
+
+def recorded_steps(
+    model: Model, key: Array, tissue: BaseState, dt: Array | float, substeps: int
+) -> tuple[BaseState, dict[str, Array]]:
+    """Run macro-steps of a simulator's model and reduce their events to one record a slot.
+
+    Args:
+        model: the simulator's.
+        key: split over the macro-steps as `jax_morph.simulate` does.
+        tissue: before the first.
+        dt: length of each.
+        substeps: how many.
+
+    Returns:
+        The tissue after the last, and the fields of `equimorph.envs.tissue.Events`.
+    """
+    slots = jnp.arange(tissue.alive.shape[0], dtype=jnp.int32)
+    never = jnp.zeros(slots.shape, bool)
+
+    def macro_step(carry, key):
+        before, ancestor, kept = carry
+        after = model(before, dt=dt, key=key)
+        born = after.born > 0.5 if "born" in after.specs else never
+        died = after.death > 0.5 if "death" in after.specs else never
+        heir = jnp.where(born, ancestor[after.mother], ancestor) if "mother" in after.specs else ancestor
+        trial, divided = scored_divisions(after) if "divided" in after.specs else (never, never)
+        kept = kept & after.alive & ~born
+        return (after, heir, kept), (trial, divided, ancestor, born, died, heir)
+
+    keys = jax.random.split(key, substeps)
+    carry = (tissue, slots, tissue.alive)
+    (tissue, last, kept), (trial, divided, owner, born, died, heir) = jax.lax.scan(macro_step, carry, keys)
+
+    def per_slot(owner, flag):
+        return jnp.zeros_like(slots).at[owner].add(flag.astype(jnp.int32))
+
+    overflow = tissue.division_overflow > 0.5 if "division_overflow" in tissue.specs else jnp.zeros((), bool)
+    return tissue, {
+        "trials": per_slot(owner, trial),
+        "divisions": per_slot(owner, divided),
+        "births": per_slot(heir, born),
+        "deaths": per_slot(heir, died),
+        "ancestor": last,
+        "kept": kept,
+        "overflow": overflow,
+    }
 
 
 def division_log_prob(

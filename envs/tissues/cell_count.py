@@ -25,12 +25,10 @@ from ._cells import (
     CERTAIN,
     NEWBORN_RADIUS,
     RADIUS,
-    by_age,
     count,
     crowding,
     found,
     own_state,
-    picture,
     real_numbers,
 )
 from ._forces import SoftRepulsion
@@ -211,10 +209,6 @@ class CellCount(Tissue):
     def score(self, state: TissueState, params: Params) -> Float[Array, ""]:
         """Squared error (n - n*)^2: lower is better. After an overflow n is the capacity."""
         return (count(state.tissue) - params.target) ** 2
-
-    def render(self, state: TissueState, params: Params, size: int = 256) -> np.ndarray:
-        """The tissue from above, uint8[size, size, 3]: discs, the lighter the longer ago they divided."""
-        return picture(state.tissue, by_age(state.tissue), size)
 
 
 def pooled(capacity: int = 64, substeps: int = 5, mode: str = "hazard") -> Pooled:

@@ -22,13 +22,11 @@ from ..tissue import Tissue, TissueParams, TissueState
 from ._cells import (
     CERTAIN,
     RADIUS,
-    by_age,
     crowding,
     found,
     living_mean,
     newborn_radius,
     own_state,
-    picture,
     real_numbers,
 )
 from ._forces import SoftRepulsion
@@ -205,11 +203,6 @@ class Elongation(Tissue):
     def score(self, state: TissueState, params: Params) -> Float[Array, ""]:
         """E = sum (y - mean y)^2, in squared cell diameters: higher is better."""
         return extension(state.tissue)
-
-    def render(self, state: TissueState, params: Params, size: int = 256) -> np.ndarray:
-        """The tissue along z, uint8[size, size, 3]: discs, the lighter the longer ago they divided."""
-        flat = state.tissue.set("position", state.tissue.position[:, :2])
-        return picture(flat, by_age(flat), size)
 
 
 def extension(tissue: BaseState) -> Float[Array, ""]:

@@ -20,7 +20,7 @@ from ...errors import UserError, unknown
 from .. import spaces
 from ..environment import NON_NEGATIVE, POSITIVE, PROBABILITY, Domain, EnvParams, parameter
 from ..tissue import MechanicsParams, Tissue, TissueState
-from ._cells import RADIUS, living_mean, picture, real_numbers
+from ._cells import RADIUS, living_mean, real_numbers
 from ._forces import SoftRepulsion, pairs
 from ._steps import (
     FATE,
@@ -225,10 +225,10 @@ class FrenchFlag(Tissue):
         """Share of cells whose fate is that of their stripe, between 0 and 1: higher is better."""
         return accuracy(state.tissue)
 
-    def render(self, state: TissueState, params: Params, size: int = 256) -> np.ndarray:
-        """The sheet from above, uint8[size, size, 3]: blue, white and red by fate."""
+    def colours(self, state: TissueState, params: Params) -> Float[np.ndarray, "A 3"]:
+        """Blue, white and red by fate."""
         flag = np.array([[60.0, 90.0, 190.0], [240.0, 240.0, 240.0], [210.0, 60.0, 60.0]])
-        return picture(state.tissue, np.asarray(state.tissue.celltype) @ flag, size)
+        return np.asarray(state.tissue.celltype) @ flag
 
 
 def accuracy(tissue: BaseState) -> Float[Array, ""]:

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from .. import spaces
 from ..environment import NON_NEGATIVE, POSITIVE, Domain, parameter
 from ..tissue import Tissue, TissueParams, TissueState
-from ._cells import NEWBORN_RADIUS, RADIUS, crowding, found, living_mean, own_state, picture, real_numbers
+from ._cells import NEWBORN_RADIUS, RADIUS, crowding, found, living_mean, own_state, real_numbers
 from ._forces import SoftRepulsion
 from ._steps import (
     DIVISION_RATE,
@@ -154,11 +154,11 @@ class StressHomogeneity(Tissue):
         """CV of the propensities: lower is better."""
         return variation(state.tissue)
 
-    def render(self, state: TissueState, params: Params, size: int = 256) -> np.ndarray:
-        """The tissue from above, uint8[size, size, 3]: discs, redder with their propensity."""
+    def colours(self, state: TissueState, params: Params) -> Float[np.ndarray, "A 3"]:
+        """Redder with the cells' propensity."""
         propensity = np.asarray(state.tissue.propensity)[:, None]
         share = propensity / (1 + propensity)
-        return picture(state.tissue, np.array([70.0, 110.0, 200.0]) + share * np.array([170.0, -20.0, -140.0]), size)
+        return np.array([70.0, 110.0, 200.0]) + share * np.array([170.0, -20.0, -140.0])
 
 
 def variation(tissue: BaseState) -> Float[Array, ""]:

@@ -9,13 +9,13 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, PyTree, UInt8
 
 from ...errors import unknown
 from .. import spaces
 from ..environment import NON_NEGATIVE, POSITIVE, Domain, parameter
 from ..tissue import Tissue, TissueParams, TissueState
-from ._cells import CERTAIN, NEWBORN_RADIUS, RADIUS, by_age, crowding, found, own_state, picture, real_numbers
+from ._cells import CERTAIN, NEWBORN_RADIUS, RADIUS, crowding, found, own_state, real_numbers
 from ._forces import SoftRepulsion
 from ._sensing import HALF_WIDTH, PIXELS, inside, occupancy, raster_points, soft_iou
 from ._steps import (
@@ -142,13 +142,12 @@ class TargetShape(Tissue):
         """Soft IoU with the silhouette, between 0 and 1: higher is better."""
         return soft_iou(occupancy(state.tissue), self.silhouette(params))
 
-    def render(self, state: TissueState, params: Params, size: int = 256) -> np.ndarray:
-        """The tissue over its silhouette, uint8[size, size, 3]."""
+    def ground(self, params: Params, size: int) -> UInt8[np.ndarray, "S S 3"]:
+        """The silhouette."""
         shape = np.asarray(self.silhouette(params)).reshape(PIXELS, PIXELS)[::-1]
         pixel = np.arange(size) * PIXELS // size
         shade = shape[pixel][:, pixel, None]
-        ground = (255 - shade * np.array([70.0, 40.0, 110.0])).astype(np.uint8)
-        return picture(state.tissue, by_age(state.tissue), size, ground)
+        return (255 - shade * np.array([70.0, 40.0, 110.0])).astype(np.uint8)
 
 
 def ellipse_distance(points: Float[Array, "P 2"], area: Array) -> Float[Array, " P"]:

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 from .. import spaces
 from ..environment import POSITIVE, Domain, parameter
 from ..tissue import Tissue, TissueParams, TissueState
-from ._cells import NEWBORN_RADIUS, RADIUS, count, crowding, found, own_state, picture, real_numbers
+from ._cells import NEWBORN_RADIUS, RADIUS, count, crowding, found, own_state, real_numbers
 from ._forces import SoftRepulsion
 from ._steps import (
     DIVISION_RATE,
@@ -154,10 +154,9 @@ class TypeBalance(Tissue):
         """|n_0 - n_1|: lower is better."""
         return imbalance(state.tissue)
 
-    def render(self, state: TissueState, params: Params, size: int = 256) -> np.ndarray:
-        """The tissue from above, uint8[size, size, 3]: discs, red and blue by type."""
-        kind = np.asarray(state.tissue.celltype)
-        return picture(state.tissue, kind @ np.array([[200.0, 80.0, 70.0], [70.0, 110.0, 200.0]]), size)
+    def colours(self, state: TissueState, params: Params) -> Float[np.ndarray, "A 3"]:
+        """Red and blue by type."""
+        return np.asarray(state.tissue.celltype) @ np.array([[200.0, 80.0, 70.0], [70.0, 110.0, 200.0]])
 
 
 def imbalance(tissue: BaseState) -> Float[Array, ""]:

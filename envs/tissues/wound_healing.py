@@ -19,13 +19,11 @@ from ._cells import (
     CERTAIN,
     NEWBORN_RADIUS,
     RADIUS,
-    by_age,
     count,
     crowding,
     found,
     living_mean,
     own_state,
-    picture,
     real_numbers,
 )
 from ._forces import SoftRepulsion
@@ -183,10 +181,6 @@ class WoundHealing(Tissue):
         """
         overlap = self.covered(state.tissue, params)[1]
         return jnp.where(state.events.overflow, jnp.zeros_like(overlap), overlap)
-
-    def render(self, state: TissueState, params: Params, size: int = 256) -> np.ndarray:
-        """The tissue from above, uint8[size, size, 3]: discs, the lighter the longer ago they divided."""
-        return picture(state.tissue, by_age(state.tissue), size)
 
 
 def recovery_time(iou: Float[np.ndarray, " T"], wound_step: int, share: float = 0.95) -> float:
