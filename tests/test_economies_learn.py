@@ -82,7 +82,7 @@ def rarely(names, *dear):
 
 
 @pytest.mark.parametrize(
-    "env_id", rarely(ECONOMIES, "Aiyagari-v0", "KrusellSmith-v0", "BrockMirman-v0", "IRBC-v0", "OLG-v0")
+    "env_id", rarely(ECONOMIES, *LONGER, "BrockMirman-v0", "FishWar-v0", "Irreversible-v0", "OLG-v0")
 )
 def test_deqn_reduces_the_residuals(env_id):
     # Growth's preset goes back to where it is worst, so that the states it reports of get harder as it learns.
@@ -104,7 +104,8 @@ def earns_more(run):
 @pytest.mark.parametrize(
     "env_id",
     rarely(
-        [name for name in ECONOMIES if name not in LONGER], "OLG-v0", "BrockMirman-v0", "FishWar-v0", "Irreversible-v0"
+        [name for name in ECONOMIES if name not in LONGER],
+        *("Auction-v0", "BrockMirman-v0", "FishWar-v0", "Irreversible-v0", "OLG-v0", "StochasticAK-v0"),
     ),
 )
 def test_mappo_earns_more(env_id):

@@ -28,7 +28,8 @@ def test_reward_learners_solve_brock_mirman(agent):
     assert report["untrained"]["welfare_loss"] > 0.06
 
 
-@pytest.mark.parametrize("expectation", ["quadrature", pytest.param("all_in_one", marks=pytest.mark.extended)])
+@pytest.mark.extended
+@pytest.mark.parametrize("expectation", ["quadrature", "all_in_one"])
 def test_deqn_finds_a_share_that_depends_on_the_shock(expectation):
     _, report = scored("StochasticAK-v0", "deqn", expectation=expectation)
     assert report["policy_error"] <= 1e-3

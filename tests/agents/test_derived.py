@@ -168,7 +168,7 @@ def trained_actions(env, params, seed, steps, rate=3e-3, batch=128):
     ("id", "options"),
     [
         ("BrockMirman-v0", {}),
-        ("FishWar-v0", {}),
+        pytest.param("FishWar-v0", {}, marks=pytest.mark.extended),
         pytest.param("FishWar-v0", {"concept": "cooperative"}, marks=pytest.mark.extended),
     ],
 )

@@ -64,7 +64,7 @@ def test_monitor_counts_whole_episodes():
     assert infos[0]["episode"]["r"] == pytest.approx(total, abs=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_ppo_learns_to_save():
     """Behind Gymnasium's RescaleAction; a saved share of s costs 1 - exp((1 - beta) (V(s) - V(alpha beta)))."""
     torch.set_num_threads(1)  # with several, threads of a small network wait for each other
