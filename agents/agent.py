@@ -139,6 +139,10 @@ class Agent(eqx.Module):
     def policy(self, state: PyTree) -> Policy:
         """The policy inside `state`."""
 
+    def gradient_steps(self, num_steps: int, num_envs: int) -> int | None:
+        """Gradient steps of the policy in one update on T x N transitions; None, unless overridden: not counted."""
+        return None
+
     def restart(self, state: PyTree, env: Environment, params: EnvParams) -> PyTree:
         """`state` of the same learner under another stepper, as a start for this one's: all but the stepper's own.
 

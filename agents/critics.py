@@ -15,6 +15,7 @@ from ..envs.environment import Environment, EnvParams, EnvState, add_agent_axis
 from .policies.actor import Actor, flat_observation, observation_size
 from .policies.heads import Head
 from .policies.networks import MLP, Linear
+from .policies.planner import Planner, make_planner
 from .policies.recurrent import RecurrentActor
 from .policies.sets import SetCritic
 from .policies.sharing import PerRole, WithId, shared_by
@@ -28,7 +29,7 @@ class ActorCritic(eqx.Module):
     """The trainable networks, shared by all agents or one of each a role.
 
     Attributes:
-        actor: an `Actor` or `RecurrentActor`, perhaps inside of `WithId` and `PerRole`.
+        actor: an `Actor`, `RecurrentActor` or `Planner`, perhaps inside of `WithId` and `PerRole`.
         critic: an `MLP` or `SetCritic`, likewise.
     """
 
@@ -101,8 +102,8 @@ def make_networks(
     head: Head,
     widths: Sequence[int],
     activation: str,
-    *,
-    recurrent: bool = False,
+    network: str = "mlp",
+    distil_steps: int | None = None,
 ) -> ActorCritic:
     """Actor and critic of an environment, untrained.
 
@@ -112,15 +113,18 @@ def make_networks(
         env, params: the environment.
         head: of its agents.
         widths, activation: of both networks.
-        recurrent: the actor has a memory, of the first width.
+        network: the actor's: "mlp"; "gru", with a memory of the first width; or "planner".
+        distil_steps: of a planner, as in `make_planner`.
     """
     key_actor, key_critic = jax.random.split(key)
     roles = roles_of(sight.sharing, env, params)
     number = env.num_agents if sight.agent_id else 0
     seen = observation_size(env, params) + number
 
-    def actor(key: Array) -> Actor | RecurrentActor:
-        kind = RecurrentActor if recurrent else Actor
+    def actor(key: Array) -> Actor | RecurrentActor | Planner:
+        if network == "planner":
+            return make_planner(key, env, seen, widths, activation, distil_steps)
+        kind = RecurrentActor if network == "gru" else Actor
         return kind(key, seen, head.size, head.spread(), widths, activation)
 
     in_critic = 0 if sight.critic == "global" else number

@@ -41,6 +41,7 @@ from .minibatches import shuffled, shuffled_chunks
 from .options import check_single_numbers, number, sequence
 from .policies.actor import ActorPolicy, flat_observation
 from .policies.heads import Head, make_head
+from .policies.planner import check_planner, planner_head
 from .policies.recurrent import RecurrentPolicy, replay
 from .policies.sharing import shared_spread, with_spread
 from .self_play import LEARNER, AveragePolicy, Past, beginning, joint_outputs, remembered, seated
@@ -146,7 +147,10 @@ class MAPPO(Agent):
         critic_network: "mlp", or "set": all living agents' observations as a set, by the mean and the largest of their
             embeddings, beside the agent's own embedding.
         network: the actor's: "mlp", or "gru", which has a memory. The loop carries it from step to step and with each
-            agent, and training replays it. The critic has none.
+            agent, and training replays it. The critic has none. Or "planner", which chooses a goal on a grid and moves
+            towards it (see `policies.planner`).
+        distil_steps: with network="planner", supervised steps before learning starts, that teach it where one can walk;
+            500 unless set.
         chunk_length: steps that a "gru" is replayed and differentiated through, from the memory that it had there; T
             must divide by it. None: the whole rollout.
         widths: hidden sizes of actor and critic; of a "gru" first the memory's.
@@ -194,6 +198,7 @@ class MAPPO(Agent):
     critic: str = eqx.field(default="global+local", static=True)
     critic_network: str = eqx.field(default="mlp", static=True)
     network: str = eqx.field(default="mlp", static=True)
+    distil_steps: int | None = eqx.field(default=None, static=True)
     chunk_length: int | None = eqx.field(default=None, static=True)
     widths: tuple[int, ...] = eqx.field(default=(64, 64), static=True, converter=sequence)
     activation: str = eqx.field(default="tanh", static=True)
@@ -214,6 +219,7 @@ class MAPPO(Agent):
     def check(self, env: Environment, params: EnvParams, num_steps: int, num_envs: int) -> None:
         check_followed(self, env)
         check_single_numbers(self)
+        check_planner(self.network, self.distil_steps, env)
         spread = jax.tree.leaves(self._head(env, params).spread())
         check_applies("final_std", self.final_std, bool(spread), f"to {env.name}, whose actions are discrete")
         if self.expectation is not None:
@@ -223,12 +229,15 @@ class MAPPO(Agent):
 
     def init(self, key: Array, env: Environment, params: EnvParams) -> MAPPOState:
         head = self._head(env, params)
-        recurrent = self.network == "gru"
-        nets = make_networks(key, self._sight, env, params, head, self.widths, self.activation, recurrent=recurrent)
+        kind, steps = self.network, self.distil_steps
+        nets = make_networks(key, self._sight, env, params, head, self.widths, self.activation, kind, steps)
         zero = jnp.zeros((), jnp.result_type(float))
         past = beginning(nets.actor, self.snapshots) if self.opponents == "average" else None
         stepper = self.stepper.init(nets, num_terms=NUM_LOSSES)
         return MAPPOState(nets, head, stepper, ValueScale(zero, zero, zero), past)
+
+    def gradient_steps(self, num_steps: int, num_envs: int) -> int:
+        return self.epochs * self.minibatches
 
     def restart(self, state: MAPPOState, env: Environment, params: EnvParams) -> MAPPOState:
         return state._replace(stepper=self.stepper.init(state.nets, num_terms=NUM_LOSSES))
@@ -266,7 +275,8 @@ class MAPPO(Agent):
         return kind(state.nets.actor, state.head)
 
     def _head(self, env: Environment, params: EnvParams) -> Head:
-        return make_head(env, params, self.initial_std, distribution=self.distribution)
+        head = make_head(env, params, self.initial_std, distribution=self.distribution)
+        return planner_head() if self.network == "planner" else head
 
     @property
     def _sight(self) -> Sight:

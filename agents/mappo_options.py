@@ -18,6 +18,7 @@ from .critics import CRITIC_NETWORKS, CRITICS, SHARING, ActorCritic, roles_of
 from .options import check_types, number
 from .policies.heads import Head, check_distribution
 from .policies.networks import check_network
+from .policies.planner import check_distil
 from .self_play import OPPONENTS
 from .steppers import SCHEDULES, check_policy_gradient, check_schedule, scheduled
 from .surrogate import RATIOS, VALUE_LOSSES
@@ -29,7 +30,7 @@ VALUES = ("per_agent", "team_mean")
 REWARDS = {"own": 0.0, "team": 1.0}
 NORMALISED = ("batch", "minibatch")
 UNITS = ("transitions", "rollouts")
-ACTORS = ("mlp", "gru")
+ACTORS = ("mlp", "gru", "planner")
 LEAST_STD = 1e-6
 TEAM_CONCEPTS = ("planner", "cooperative")
 """Concepts of an economy in which all earn the team's mean."""
@@ -105,6 +106,7 @@ def check_options(agent: MAPPO) -> None:
     check_distribution(agent.distribution)
     if agent.network == "gru" and not agent.widths:
         raise UserError("network='gru' needs at least one width, got (); network='mlp' goes without")
+    check_distil(agent.network, agent.distil_steps)
     _check_entropy(agent)
     _check_pairs(agent)
     _check_opponents(agent)
@@ -128,7 +130,11 @@ def _check_pairs(agent: MAPPO) -> None:
         ("value_decay", agent.normalise_values, "with normalise_values=False; leave it out"),
         ("rule", agent.expectation is not None, "without expectation='quadrature'; leave it out"),
         ("order", agent.expectation is not None, "without expectation='quadrature'; leave it out"),
-        ("chunk_length", agent.network == "gru", "with network='mlp', which has no memory; use network='gru'"),
+        (
+            "chunk_length",
+            agent.network == "gru",
+            f"with network={agent.network!r}, which has no memory; use network='gru'",
+        ),
         ("snapshots", agent.opponents == "average", "with opponents='current'; use opponents='average'"),
         ("huber_delta", agent.value_loss == "huber", "with value_loss='mse'; use value_loss='huber'"),
     ):

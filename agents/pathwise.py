@@ -194,6 +194,9 @@ class Pathwise(Agent):
         output = state.nets(flat_observation(view.observation, view.agent_mask))
         return memory, state.head.mode(output, view.action_mask), ()
 
+    def gradient_steps(self, num_steps: int, num_envs: int) -> int:
+        return 1
+
     def policy(self, state: PathwiseState) -> ActorPolicy:
         return ActorPolicy(state.nets, state.head, deterministic=True)
 

@@ -46,12 +46,14 @@ from .pieces import Parts, by_pieces, check_divides, put_together
 from .policies.actor import Actor, ActorPolicy, flat_observation, observation_size
 from .policies.heads import Head, check_distribution, make_head
 from .policies.networks import check_network
+from .policies.planner import Planner, check_distil, check_planner, make_planner, planner_head
 from .returns import RETURNS, UNFINISHED, Signal, signal_of
 from .scores import SCORES, Batch, Record, Sampled, check_score, log_prob, record_of, surrogate
 from .steppers import Stepper, Terms, check_policy_gradient, check_schedule, make_stepper, scheduled
 from .teams import team_mean
 
 IMPORTANCE = ("clip",)
+NETWORKS = ("mlp", "planner")
 
 
 class REINFORCEState(NamedTuple):
@@ -61,7 +63,7 @@ class REINFORCEState(NamedTuple):
     `value` is the learned value, None with another baseline.
     """
 
-    nets: Actor
+    nets: Actor | Planner
     head: Head
     stepper: PyTree
     baseline: Float[Array, "*S"]
@@ -111,6 +113,9 @@ class REINFORCE(Agent):
         micro_batches: parts of the environments, of which one at a time is in memory while the gradient is taken; it
             is the same, for one more evaluation of the score. N must divide by it.
         entropy: coefficient of an entropy bonus; only where the policy samples.
+        network: the policy's, "mlp", or "planner", which chooses a goal on a grid and moves towards it (see
+            `policies.planner`).
+        distil_steps: of a planner, as in MAPPO.
         widths, activation: of the networks.
         initial_std: of a Box action before the squash, at the start; 0.5 unless set. With score="events" the policy is
             deterministic unless it is set.
@@ -139,6 +144,8 @@ class REINFORCE(Agent):
     clip: Float[Array, ""] | None = eqx.field(default=None, converter=number)
     micro_batches: int = eqx.field(default=1, static=True)
     entropy: Float[Array, ""] = eqx.field(default=0.0, converter=number)
+    network: str = eqx.field(default="mlp", static=True)
+    distil_steps: int | None = eqx.field(default=None, static=True)
     widths: tuple[int, ...] = eqx.field(default=(64, 64), static=True, converter=sequence)
     activation: str = eqx.field(default="tanh", static=True)
     initial_std: float | None = eqx.field(default=None, static=True)
@@ -161,9 +168,11 @@ class REINFORCE(Agent):
         check_range("baseline_decay", self.baseline_decay, 0, LONGEST_MEMORY)
         check_range("value_decay", self.value_decay, 0, LONGEST_MEMORY)
         options = {"score": SCORES, "returns": RETURNS, "unfinished": UNFINISHED, "baseline": BASELINES}
+        options["network"] = NETWORKS
         for name, known in options.items():
             if getattr(self, name) not in known:
                 raise unknown(name, str(getattr(self, name)), known)
+        check_distil(self.network, self.distil_steps)
         self._check_applies()
 
     def _check_applies(self) -> None:
@@ -220,7 +229,8 @@ class REINFORCE(Agent):
     def check(self, env: Environment, params: EnvParams, num_steps: int, num_envs: int) -> None:
         check_followed(self, env)
         check_single_numbers(self)
-        head = make_head(env, params, self.initial_std, distribution=self.distribution)
+        check_planner(self.network, self.distil_steps, env)
+        head = self._head(env, params)
         check_score(self.score, env, params, head, self.samples, num_steps)
         if not self.samples and bool(self.entropy != 0):
             raise UserError(
@@ -247,15 +257,21 @@ class REINFORCE(Agent):
         return prepared
 
     def init(self, key: Array, env: Environment, params: EnvParams) -> REINFORCEState:
-        head, value = make_head(env, params, self.initial_std, distribution=self.distribution), None
+        head, value = self._head(env, params), None
         size = observation_size(env, params)
         if self.baseline == "value":
             key, key_value = jax.random.split(key)
             value = untrained_value(key_value, size, self.widths, self.activation)
-        nets = Actor(key, size, head.size, head.spread() if self.samples else None, self.widths, self.activation)
+        if self.network == "planner":
+            nets = make_planner(key, env, size, self.widths, self.activation, self.distil_steps)
+        else:
+            nets = Actor(key, size, head.size, head.spread() if self.samples else None, self.widths, self.activation)
         shape = () if self.baseline != "running_mean_per_step" else (self.horizon or _horizon(params),)
         mean, batches = jnp.zeros(shape, jnp.result_type(float)), jnp.zeros(shape, jnp.int32)
         return self._with_steppers(REINFORCEState(nets, head, (), mean, batches, value))
+
+    def gradient_steps(self, num_steps: int, num_envs: int) -> int:
+        return self.epochs
 
     def restart(self, state: REINFORCEState, env: Environment, params: EnvParams) -> REINFORCEState:
         return self._with_steppers(state)
@@ -267,6 +283,10 @@ class REINFORCE(Agent):
             value = value._replace(stepper=self.stepper.init(value.critic, num_terms=1))
         stepper = self.stepper.init(state.nets, num_terms=2 if self.samples else 1)
         return state._replace(stepper=stepper, value=value)
+
+    def _head(self, env: Environment, params: EnvParams) -> Head:
+        head = make_head(env, params, self.initial_std, distribution=self.distribution)
+        return planner_head() if self.network == "planner" else head
 
     def initial_memory(self, state, env, params) -> tuple:
         return ()
@@ -336,12 +356,14 @@ class REINFORCE(Agent):
             unscored_tail=self.unscored_tail,
         )
 
-    def _score(self, nets: Actor, head: Head, record: Record, context: Context) -> tuple[Float[Array, "T N K"], Array]:
+    def _score(
+        self, nets: Actor | Planner, head: Head, record: Record, context: Context
+    ) -> tuple[Float[Array, "T N K"], Array]:
         """The score terms of a record, and the network's outputs."""
         output = nets(record.inputs)
         return log_prob(self.score, nets, head, output, record, context.env, context.params), output
 
-    def _terms(self, nets: Actor, head: Head, batch: Batch, context: Context) -> Terms:
+    def _terms(self, nets: Actor | Planner, head: Head, batch: Batch, context: Context) -> Terms:
         """The surrogate whose gradient is the score's, and the entropy bonus."""
         transitions = batch.weight.shape[0] * batch.weight.shape[1]
         total = put_together(lambda n, b: self._parts(n, head, b, context), nets, batch, self.micro_batches)
@@ -356,7 +378,7 @@ class REINFORCE(Agent):
             aux["policy/ratio_error"] = total.largest["ratio_error"]
         return Terms(losses, None, aux)
 
-    def _parts(self, nets: Actor, head: Head, batch: Batch, context: Context) -> Parts:
+    def _parts(self, nets: Actor | Planner, head: Head, batch: Batch, context: Context) -> Parts:
         """What goes into the terms, of some environments."""
         score, output = self._score(nets, head, batch.record, context)
         sums, largest = surrogate(score, batch, 0.2 if self.clip is None else self.clip)

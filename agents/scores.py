@@ -18,6 +18,7 @@ from .estimators import before_end
 from .pieces import Parts
 from .policies.actor import Actor, flat_observation
 from .policies.heads import Head, SquashedGaussianHead
+from .policies.planner import Planner
 
 SCORES = ("actions", "events", "both", "trajectory")
 
@@ -60,7 +61,7 @@ class Record(NamedTuple):
 class Controller(eqx.Module):
     """A deterministic policy as `Tissue.closed_loop` takes it: observations `[A, O]` to actions `[A, ...]`."""
 
-    nets: Actor
+    nets: Actor | Planner
     head: Head
 
     def __call__(self, observation: Float[Array, "A O"]) -> PyTree:
@@ -128,7 +129,7 @@ def record_of(score: str, rollout: Rollout) -> Record:
 
 
 def log_prob(
-    score: str, nets: Actor, head: Head, output: Array, record: Record, env: Environment, params: EnvParams
+    score: str, nets: Actor | Planner, head: Head, output: Array, record: Record, env: Environment, params: EnvParams
 ) -> Float[Array, "T N K"]:
     """The score terms of T transitions: of each agent's, K = A; with "trajectory", of the environment's, K = 1.
 
@@ -154,7 +155,7 @@ def log_prob(
     return sum(terms[1:], terms[0]) / len(terms)
 
 
-def _live_action(nets: Actor, head: Head, output: Array, record: Record) -> PyTree:
+def _live_action(nets: Actor | Planner, head: Head, output: Array, record: Record) -> PyTree:
     """The action as a function of the policy, its noise fixed."""
     if record.sampled is None:
         return head.mode(output)

@@ -253,6 +253,12 @@ _builtin(
     summary="even growth: cells temper a morphogen's drive to divide by the pressure that they feel",
 )
 _builtin(
+    "ImmunePatrol-v0",
+    ".tissues.immune_patrol:ImmunePatrol",
+    calibrations={"default": {}, "moves": {"goals": False}, "open": {"obstacles": 0.0}},
+    summary="immune cells search a tissue with obstacles, staying in contact: a goal, and a move towards it",
+)
+_builtin(
     "RBCLabor-v0",
     ".economies.rbc_labor:RBCLabor",
     calibrations={

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..errors import UserError
 from . import spaces
+from .grids import GridSight
 from .spaces import stack_space
 
 EnvState = gymnax_environment.EnvState
@@ -232,6 +233,11 @@ class Environment(gymnax_environment.Environment):
 
         Fixed once the environment is made: it may not depend on values in `params`, which can be traced.
         """
+        return None
+
+    @property
+    def grid_sight(self) -> GridSight | None:
+        """Where an observation has the grid around its agent, whose action is a "goal" there and a "move"; or None."""
         return None
 
     def check_params(self, params: EnvParams) -> None:

@@ -28,6 +28,16 @@ NEARLY_RIGHT: Mapping[str, Any] = {
 CELLS: Mapping[str, Any] = {"learning_rate": 1e-3, "schedule": "linear", "widths": [32, 32], "value": "team_mean"}
 CELLS_ONCE: Mapping[str, Any] = {"learning_rate": 1e-2, "schedule": "linear", "widths": [32, 32]}
 
+# A planner knows its way from the start, so that only where to go is learned.
+PATROL: Mapping[str, Any] = {
+    "network": "planner",
+    "learning_rate": 5e-3,
+    "schedule": "linear",
+    "gamma": 0.9,
+    "widths": [32, 32],
+    "epochs": 4,
+}
+
 # nested settings, as in a configuration file; they lie over the defaults and under everything that the user says
 PRESETS: dict[tuple[str, str], Mapping[str, Any]] = {
     ("BrockMirman-v0", "deqn"): {
@@ -259,6 +269,16 @@ PRESETS: dict[tuple[str, str], Mapping[str, Any]] = {
         "rollout": {"num_envs": 32, "num_steps": 12, "fresh_episodes": True},
         "training": {"iterations": 120},
     },
+    ("ImmunePatrol-v0", "mappo"): {
+        "agent": PATROL,
+        "rollout": {"num_envs": 32, "num_steps": 48, "fresh_episodes": True},
+        "training": {"iterations": 30},
+    },
+    ("ImmunePatrol-v0", "team_episodes"): {
+        "agent": PATROL,
+        "rollout": {"num_envs": 32},
+        "training": {"iterations": 30},
+    },
     ("Chemotaxis-v0", "pathwise"): {
         "agent": CELLS_ONCE,
         "rollout": {"num_envs": 8, "num_steps": 30, "fresh_episodes": True},
@@ -311,7 +331,8 @@ def preset(env_id: str, agent_name: str) -> Mapping[str, Any]:
     if agent_name in SOLVERS or agent_name in RULES:
         return PRESETS.get((env_id, agent_name), SOLVER_PRESET)
     if agent_name == "team_episodes":
-        return TEAM_EPISODES
+        known = PRESETS.get((env_id, agent_name), {})
+        return {**TEAM_EPISODES, **known, "rollout": {**TEAM_EPISODES["rollout"], **known.get("rollout", {})}}
     known = PRESETS.get((env_id, "mappo" if agent_name in ("ppo", "ippo") else agent_name), {})
     if agent_name in ("ppo", "ippo") and "agent" in known:  # MAPPO's, with a critic of their own
         known = {

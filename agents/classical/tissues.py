@@ -5,6 +5,7 @@ A rule reads what the cells see and nothing else, so that it plays wherever a le
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,13 +13,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 from scipy import stats
 
 from ...envs.environment import Environment, EnvParams
+from ...envs.grids import HERE, MOVES, GridSight, breadth_first, neighbours
 from ...envs.history import window_of
 from ...errors import UserError, unknown
 from ..agent import Agent, Context, Policy, Rollout, View
+from ..policies.heads import make_head
 from .agent import keyword_options
 
 
@@ -30,7 +33,7 @@ class Rule(eqx.Module):
 
 
 class RandomRule(Rule):
-    """Uniform draws from the action space; without a key, the centre.
+    """Uniform draws from the action space, of legal choices where the environment tells; without a key, the centre.
 
     Attributes:
         env, params: whose actions.
@@ -40,9 +43,13 @@ class RandomRule(Rule):
     params: EnvParams
 
     def __call__(self, view: View, key: Array | None) -> PyTree:
-        if key is not None:
-            return jax.vmap(self.env.agent_action_space(self.params).sample)(jax.random.split(key, self.env.num_agents))
-        return central(self.env, self.params)
+        if key is None:
+            return central(self.env, self.params)
+        space = self.env.agent_action_space(self.params)
+        if view.action_mask is not None:
+            head = make_head(self.env, self.params)  # outputs of 0 are a uniform draw of what is discrete
+            return head.sample(key, jnp.zeros((self.env.num_agents, head.size)), head.spread(), view.action_mask)[0]
+        return jax.vmap(space.sample)(jax.random.split(key, self.env.num_agents))
 
 
 class ConstantHazard(Rule):
@@ -93,6 +100,51 @@ class GradientClimbing(Rule):
         speed = jnp.clip(jnp.cos(angle - jnp.clip(angle, -self.turn, self.turn) / 2), 0.0, 1.0)
         speed = jnp.where(level, 0.0, speed)
         return jnp.stack([speed, jnp.clip(angle / self.turn, -1.0, 1.0)], axis=-1)
+
+
+class BreadthFirstPatrol(Rule):
+    """Each cell takes a shortest way to the nearest tissue in view that it does not know to be searched.
+
+    Where there is none it walks towards the side of its view behind which most is left. Ways lead around other cells,
+    and a cell does not step next to one in sight that stands above it, or left of it in its row: of two that want one
+    place, one gives way.
+
+    Attributes:
+        sight: where observations have the grid.
+        goals: whether actions have a goal, which is then here.
+    """
+
+    sight: GridSight = eqx.field(static=True)
+    goals: bool = eqx.field(static=True)
+
+    def __call__(self, view: View, key: Array | None) -> PyTree:
+        middle, seen = self.sight.radius, view.observation
+        walls, known, others = jnp.moveaxis(self.sight.squares(seen), 1, 0) > 0.5
+        row, column = jnp.indices(walls.shape[1:])
+        ahead = others & ((row < middle) | ((row == middle) & (column < middle)))
+        near = jax.vmap(lambda x: functools.reduce(jnp.logical_or, neighbours(x, False)))(ahead)
+        step = (jnp.abs(row - middle) + jnp.abs(column - middle)) == 1
+        free = ~walls & ~others & ~(near & step)
+        left_over = seen[:, self.sight.size : self.sight.size + 4]
+        last = 2 * middle
+        sides = jnp.stack([row == 0, row == last, column == 0, column == last])[jnp.argmax(left_over, axis=1)]
+        unknown_yet = free & ~known
+        steps = self._steps(free, unknown_yet)
+        found = steps[:, middle, middle] <= self._far
+        steps = jnp.where(found[:, None, None], steps, self._steps(free, sides & free))
+        around = jnp.stack([steps[:, middle + r, middle + c] for r, c in MOVES[1:]], axis=-1)
+        way_on = around.min(axis=-1) <= self._far
+        move = jnp.where(way_on, 1 + jnp.argmin(around, axis=-1), 0).astype(jnp.int32)
+        return {"goal": jnp.full_like(move, HERE), "move": move} if self.goals else move
+
+    @property
+    def _far(self) -> int:
+        """The longest way that is looked for."""
+        return 4 * self.sight.radius
+
+    def _steps(self, free: Bool[Array, "A S S"], source: Bool[Array, "A S S"]) -> Int[Array, "A S S"]:
+        last = lambda x: jnp.moveaxis(x, 0, -1)  # noqa: E731
+        return jnp.moveaxis(breadth_first(last(free), last(source), self._far), -1, 0)
 
 
 def central(env: Environment, params: EnvParams) -> PyTree:
@@ -174,11 +226,21 @@ def gradient_climbing(env: Environment, params: EnvParams) -> Rule:
     return GradientClimbing(jnp.asarray(params.max_turn * params.dt * env.substeps))
 
 
+def breadth_first_patrol(env: Environment, params: EnvParams) -> Rule:
+    """The shortest way to what is not searched yet, for ImmunePatrol."""
+    from ...envs.tissues.immune_patrol import ImmunePatrol
+
+    if not isinstance(env, ImmunePatrol):
+        raise UserError(f"'breadth_first_patrol' walks on the grid of ImmunePatrol-v0, and {env.name} has none")
+    return BreadthFirstPatrol(env.sight, env.goals)
+
+
 RULES: dict[str, Callable[..., Rule]] = {
     "random": random_rule,
     "constant_hazard": constant_hazard,
     "disc_growth": disc_growth,
     "gradient_climbing": gradient_climbing,
+    "breadth_first_patrol": breadth_first_patrol,
 }
 """Rules by name: `(env, params, **options) -> Rule`."""
 

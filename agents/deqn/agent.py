@@ -18,11 +18,12 @@ from ...envs.economy import Economy
 from ...envs.environment import Environment, EnvParams
 from ...errors import unknown
 from ..agent import Agent, Context, Rollout, View, check_applies, check_range
-from ..minibatches import turned_order
+from ..minibatches import cut, turned_order
 from ..options import check_single_numbers, check_types, number, sequence
 from ..policies.actor import Actor, ActorPolicy, observation_shape
 from ..policies.heads import AuxiliaryHead, Head, make_auxiliary_head, make_head
 from ..policies.networks import check_network
+from ..sharding import spread
 from ..steppers import Objective, Separable, Stepper, Terms, check_rate, check_schedule, make_stepper, scheduled
 from .checks import check_fits
 from .expectations import check_expectation, curriculum_size
@@ -163,7 +164,7 @@ class DEQN(Agent):
     def __check_init__(self):
         check_types(self)
         check_rate(self.stepper, self.learning_rate, self.schedule, self.final_rate, self.warmup or 0)
-        check_schedule(self._schedule(), self.final_rate)
+        check_schedule(self.effective_schedule(), self.final_rate)
         check_network(self.widths, self.activation, self.network)
         check_range("final_rate", self.final_rate, 0, 1)
         check_range("learning_rate", self.learning_rate, 0)
@@ -227,6 +228,9 @@ class DEQN(Agent):
             balance=None if self.adaptive is None else first_balance(len(self.term_names(env, params))),
         )
 
+    def gradient_steps(self, num_steps: int, num_envs: int) -> int:
+        return self.epochs * (num_steps * num_envs // self.batch_size)
+
     def restart(self, state: DEQNState, env: Environment, params: EnvParams) -> DEQNState:
         return state._replace(stepper=self.stepper.init(state.nets, len(self.term_names(env, params))))
 
@@ -247,7 +251,7 @@ class DEQN(Agent):
         # which visited states make way is drawn, so that no environment or period is left out for ever
         pool = gather(self, visited, state.ring, env, params, key_pool, turned_order(key_out, *shape))
         size = jax.tree.leaves(visited)[0].shape[0]
-        steps = self.epochs * (size // self.batch_size)
+        steps = self.gradient_steps(*shape)
         done, planned = context.iteration * steps, context.num_iterations * steps
         shocks = curriculum_size(self, done, planned)
         state = self._rebalance(state, pool, env, params, shocks, key_balance)
@@ -258,7 +262,7 @@ class DEQN(Agent):
         def gradient_step(carry, inputs):
             nets, stepper, target, count = carry
             minibatch, key_step = inputs
-            rate = scheduled(self._schedule(), base, final, count, planned, self._warmup(env))
+            rate = scheduled(self.effective_schedule(), base, final, count, planned, self.effective_warmup(env))
             problem = self._problem(state._replace(target=target), env, params, shocks)
             nets, stepper, terms = self.stepper.step(
                 self._objective(problem, minibatch, weights, key_step), nets, stepper, rate
@@ -343,11 +347,13 @@ class DEQN(Agent):
             gradients, values = None, losses(state.nets)[0]
         return state._replace(balance=rebalance(self, state.balance, values, gradients, key_look))
 
-    def _schedule(self) -> str:
+    def effective_schedule(self) -> str:
+        """The schedule that was set, or else what suits the stepper."""
         own_length = self.stepper.default_rate is not None or not self.stepper.uses_rate
         return self.schedule or ("constant" if own_length else "cosine")
 
-    def _warmup(self, env: Environment) -> int:
+    def effective_warmup(self, env: Environment) -> int:
+        """The warm-up that was set, in gradient steps, or else what suits the conditions."""
         if self.warmup is None:
             return DERIVED_WARMUP if self.derives(env) and self.stepper.uses_rate else 0
         return self.warmup
@@ -381,13 +387,11 @@ class DEQN(Agent):
 
 
 def _cut(pool: Pool, order: Array | None, batch_size: int) -> Pool:
-    """Minibatches, `[S / B, B, ...]`; without the slots, which no gradient reads."""
-
-    def one(x):
-        x = x if order is None else x[order]
-        return x.reshape(-1, batch_size, *x.shape[1:])
-
-    return jax.tree.map(one, pool._replace(slots=None))
+    """Minibatches, `[S / B, B, ...]`, each over all devices; without the slots, which no gradient reads."""
+    pool = pool._replace(slots=None)
+    if order is not None:
+        return cut(pool, order, order.size // batch_size)
+    return spread(jax.tree.map(lambda x: x.reshape(-1, batch_size, *x.shape[1:]), pool), axis=1)
 
 
 def _with(agent: DEQN, **prepared: Any) -> DEQN:

@@ -21,6 +21,7 @@ from .sharing import PerRole, WithId
 
 if TYPE_CHECKING:
     from ..linear import LinearBase  # which builds on this module
+    from .planner import Planner  # likewise
 
 POLICY_GAIN = 0.01
 
@@ -71,7 +72,7 @@ class ActorPolicy(Policy):
         linear: a linear rule that the network's outputs are added to; None without one.
     """
 
-    actor: Actor | WithId | PerRole
+    actor: Actor | Planner | WithId | PerRole
     head: Head
     deterministic: bool = eqx.field(static=True, default=False)
     auxiliary: AuxiliaryHead | None = None
