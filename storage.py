@@ -5,7 +5,7 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -61,12 +61,18 @@ def fingerprint(tree: PyTree) -> str:
     return hashlib.sha256("\n".join(structure(tree)).encode()).hexdigest()[:16]
 
 
-def save_tree(path: str | os.PathLike, tree: PyTree) -> None:
-    """Write a pytree of arrays: one line of JSON (structure and checksum), then equinox's serialised leaves."""
+def save_tree(path: str | os.PathLike, tree: PyTree, about: Mapping[str, Any] | None = None) -> None:
+    """Write a pytree of arrays: one line of JSON (structure, checksum), then equinox's serialised leaves.
+
+    Args:
+        path: the file.
+        tree: of arrays.
+        about: what `read_about` shall find, of JSON's types.
+    """
     payload = io.BytesIO()
     eqx.tree_serialise_leaves(payload, tree)
     digest = hashlib.sha256(payload.getvalue()).hexdigest()
-    header = {"format": FORMAT, "sha256": digest, "structure": structure(tree)}
+    header = {"format": FORMAT, "sha256": digest, "structure": structure(tree), "about": dict(about or {})}
 
     def write(file: BinaryIO) -> None:
         file.write(json.dumps(header).encode() + b"\n")
@@ -86,21 +92,36 @@ def load_tree(path: str | os.PathLike, like: PyTree) -> PyTree:
         UserError: the file is missing, truncated, corrupt, or holds another structure; the first leaf that differs
             is named.
     """
+    header, payload = _read(path)
+    check_structure(path, header["structure"], structure(like))
+    return eqx.tree_deserialise_leaves(io.BytesIO(payload), like)
+
+
+def read_about(path: str | os.PathLike) -> dict[str, Any]:
+    """What `save_tree` was told about the arrays; empty where that was nothing.
+
+    Raises:
+        UserError: the file is missing, truncated or corrupt.
+    """
+    return _read(path)[0].get("about", {})
+
+
+def _read(path: str | os.PathLike) -> tuple[dict[str, Any], bytes]:
+    """A file's header, and its content, which the header's checksum fits."""
     try:
         head, newline, payload = Path(path).read_bytes().partition(b"\n")
     except OSError as error:
         raise UserError(f"cannot read {os.fspath(path)!r}: {error.strerror}") from None
     try:
         header = json.loads(head)
-        saved, digest, version = header["structure"], header["sha256"], header["format"]
+        _, digest, version = header["structure"], header["sha256"], header["format"]
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{os.fspath(path)!r} is damaged: its first line is not a header of saved arrays") from None
     if version != FORMAT:
         raise UserError(f"{os.fspath(path)!r} has format {version}; this version of equimorph reads format {FORMAT}")
     if not newline or hashlib.sha256(payload).hexdigest() != digest:
         raise UserError(f"{os.fspath(path)!r} is damaged: its content does not match its checksum (truncated?)")
-    check_structure(path, saved, structure(like))
-    return eqx.tree_deserialise_leaves(io.BytesIO(payload), like)
+    return header, payload
 
 
 def check_structure(path: str | os.PathLike, saved: list[Any], expected: list[str]) -> None:

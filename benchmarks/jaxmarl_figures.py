@@ -21,9 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import equimorph
+from equimorph.training.collect import TrainState
 from equimorph.training.config import Config, build, resolve
 from equimorph.training.evaluation import episodes
-from equimorph.training.loop import TrainState, create_train_state, make_train_step
+from equimorph.training.loop import create_train_state, make_train_step
 from equimorph.training.plan import iterations_per_chunk
 from equimorph.training.report import align
 

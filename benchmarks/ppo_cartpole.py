@@ -12,8 +12,9 @@ import time
 import jax
 import numpy as np
 
+from equimorph.training.collect import TrainState
 from equimorph.training.config import build, resolve
-from equimorph.training.loop import TrainState, create_train_state, make_train_step
+from equimorph.training.loop import create_train_state, make_train_step
 from equimorph.training.plan import iterations_per_chunk
 
 LAST = 50

@@ -23,7 +23,8 @@ from jax_morph.physics import BrownianDynamics, Division, FreeScreenedDiffusion,
 import equimorph
 from equimorph.agents import REINFORCE
 from equimorph.envs.tissues._cells import RADIUS
-from equimorph.training.loop import collect, create_train_state
+from equimorph.training.collect import collect
+from equimorph.training.loop import create_train_state
 
 CAPACITIES, BATCHES, MODES = (32, 64, 128), (64, 1024), ("decision", "hazard")
 KNOWN = {32: 8000, 64: 2300, 128: 550}

@@ -14,7 +14,8 @@ from equimorph.agents import MAPPO
 from equimorph.agents.agent import Agent, Context
 from equimorph.envs import spaces
 from equimorph.envs.environment import Environment, EnvParams, EnvState
-from equimorph.training.loop import collect, create_train_state
+from equimorph.training.collect import collect
+from equimorph.training.loop import create_train_state
 
 # -- a table: places, two actions ------------------------------------------------------------------------------
 

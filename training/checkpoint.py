@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib.metadata
+import itertools
 import logging
 import os
 import zlib
@@ -24,10 +25,12 @@ from jaxtyping import PyTree
 
 from ..errors import UserError
 from ..storage import check_structure, fingerprint, structure
+from .distributed import process_group
 from .metrics import plain
 
 FORMAT = 1
 FOLDER = "checkpoints"
+_MANAGERS = itertools.count()
 PACKAGES = ("equimorph", "jax", "equinox", "optax", "distrax", "gymnax", "jax-morph")
 
 
@@ -119,7 +122,14 @@ class Checkpoints:
 
         logging.getLogger("absl").setLevel(logging.ERROR)  # it tells of every file
         best = BestN(get_metric_fn=lambda metrics: metrics["return"], n=1, keep_checkpoints_without_metrics=False)
+        own: dict[str, Any] = {}
+        if process_group().size > 1:  # this process writes and reads for all: Orbax shall wait for none of the others
+            self._path.mkdir(exist_ok=True)
+            prefix = f"equimorph{next(_MANAGERS)}"
+            only = ocp.options.MultiprocessingOptions(active_processes={0}, barrier_sync_key_prefix=prefix)
+            own = {"create": False, "multiprocessing_options": only}
         options = ocp.CheckpointManagerOptions(
+            **own,
             preservation_policy=AnyPreservationPolicy([LatestN(self._keep), best]) if self._keep else None,
             read_only=self._keep is None,
             cleanup_tmp_directories=self._keep is not None,
@@ -161,7 +171,7 @@ class Checkpoints:
             "structure": structure(state),
             "fingerprint": fingerprint(state),
             "history": [[name, str(values.dtype), list(np.shape(values))] for name, values in history.items()],
-            "checksum": _checksum(arrays),
+            "checksum": checksum(arrays),
             "versions": versions(),
             "config": config,
         }
@@ -239,7 +249,7 @@ class Checkpoints:
             content = {"state": ocp.args.StandardRestore(_named(wanted))}
             found = self._manager.restore(iteration, args=ocp.args.Composite(**content))["state"]
             arrays = [found.get(f"{index:05d}", empty) for index, empty in enumerate(wanted)]
-            if _checksum(arrays) != record["checksum"]:
+            if checksum(arrays) != record["checksum"]:
                 raise ValueError("its content does not match its checksum")
         except Exception as error:
             raise self._damaged(iteration, error) from error
@@ -277,12 +287,18 @@ def _writing(path: Path) -> Iterator[None]:
         ) from error
 
 
+def named_leaves(tree: PyTree) -> dict[str, np.ndarray]:
+    """A pytree's arrays by their number."""
+    return {f"{index:05d}": np.asarray(leaf) for index, leaf in enumerate(jax.tree.leaves(tree))}
+
+
 def _named(arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
     """Arrays by their number; empty ones are left out, which Orbax does not take."""
-    return {f"{index:05d}": array for index, array in enumerate(arrays) if array.size}
+    return {name: array for name, array in named_leaves(list(arrays)).items() if array.size}
 
 
-def _checksum(arrays: Sequence[np.ndarray]) -> int:
+def checksum(arrays: Sequence[np.ndarray]) -> int:
+    """CRC-32 of the bytes of arrays, one after another."""
     total = 0
     for array in arrays:
         total = zlib.crc32(array.tobytes(), total)

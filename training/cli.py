@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import UserError
+from .cli_processes import add_processes, connected
+from .cli_sweep import add_sweep
 
 USER_MISTAKE = 2
 INTERRUPTED = 130
@@ -40,7 +42,9 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--out", metavar="DIR", help="the run folder; by default a new one in runs/")
     train.add_argument("--config", metavar="FILE", help="settings in YAML")
     train.add_argument("--resume", metavar="DIR", help="go on with the run in that folder, from its last checkpoint")
+    train.add_argument("--verbose", action="store_true", help="say first what is run, with its schedule")
     train.add_argument("--checkpoint", type=int, metavar="N", help="with --resume: from the checkpoint of iteration N")
+    add_processes(train)
     _add_sets(train)
     train.set_defaults(run=_train)
 
@@ -81,6 +85,15 @@ def parser() -> argparse.ArgumentParser:
     _add_episode(lineage)
     lineage.set_defaults(run=_lineage)
 
+    export = commands.add_parser("export", help="write a run's policy into one file, which acts without training code")
+    export.add_argument("dir", metavar="RUN", help="the run folder")
+    export.add_argument("--to", required=True, metavar="FILE", help="such as policy.eqx")
+    export.add_argument("--seed", type=int, metavar="K", help="which of the run's seeds, counted from 0")
+    export.add_argument("--best", action="store_true", help="the policy that did best in evaluations of the training")
+    export.add_argument("--untrained", action="store_true", help="the policy before training")
+    export.add_argument("--force", action="store_true", help="replace the file if it is there")
+    export.set_defaults(run=_export)
+
     compare = commands.add_parser("compare-libraries", help="our learners beside other libraries' PPO")
     compare.add_argument("--env", action="append", dest="envs", metavar="ENV", help="an environment; may be repeated")
     compare.add_argument("--library", action="append", dest="peers", metavar="NAME", help="sb3, sbx or rejax; repeated")
@@ -89,6 +102,7 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("--out", metavar="DIR", help="where table and figure go; by default a new folder in runs/")
     compare.set_defaults(run=_compare)
 
+    add_sweep(commands)
     commands.add_parser("list", help="the environments").set_defaults(run=_list)
 
     info = commands.add_parser("info", help="what an environment or an agent is, and what may be set")
@@ -131,8 +145,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"equimorph {__version__}")
         elif args.command is None:
             raise UserError(
-                "a command is missing: train, init-config, evaluate, render, lineage, compare, compare-libraries, list "
-                "or info (see equimorph --help)"
+                "a command is missing: train, init-config, evaluate, export, render, lineage, compare, "
+                "compare-libraries, sweep, plot, list or info (see equimorph --help)"
             )
         else:
             sys.path.append("")  # where a user's own modules are found: ENV may be module:id
@@ -147,24 +161,43 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(args: argparse.Namespace) -> None:
+    if args.checkpoint is not None and args.resume is None:
+        raise UserError("--checkpoint does not apply without --resume: a new run has none")
+    if args.out is not None and args.resume is not None:
+        raise UserError(f"--out does not apply with --resume: the run stays in {args.resume!r}")
+    from .progress import lines_without_terminal
+
+    with connected(args) as group, lines_without_terminal():
+        _train_together(args, group)
+
+
+def _train_together(args: argparse.Namespace, group: Any) -> None:
     from .config import resolve
     from .trainer import train_from_config
 
     training = {"iterations": args.iterations, "seed": args.seed, "num_seeds": args.num_seeds}
     flags: dict[str, Any] = {"training": {key: value for key, value in training.items() if value is not None}}
+    if args.distributed:
+        flags["devices"] = {"count": None}
+    if args.verbose:
+        flags["logging"] = {"verbose": True}
     if args.resume is not None:
-        _resume(args, flags)
+        _resume(args, flags, group)
         return
-    if args.checkpoint is not None:
-        raise UserError("--checkpoint does not apply without --resume: a new run has none")
     if args.out is not None:
         flags["out"] = args.out
     config = resolve(args.env, args.agent, flags, args.config, args.sets)
     if config.out is None:
-        config = config.model_copy(update={"out": str(_new_folder(f"{config.env.id}-{config.agent.name}"))})
+        out = group.of_primary(lambda: str(_new_folder(f"{config.env.id}-{config.agent.name}")))
+        config = config.model_copy(update={"out": out})
     train_from_config(config)
-    _score(Path(str(config.out)), ())
-    print(f"\nrun folder: {config.out}")
+    group.of_primary(lambda: _tell_scores(Path(str(config.out))))
+
+
+def _tell_scores(path: Path) -> None:
+    """Print how the run in a folder scores, and where that is."""
+    _score(path, ())
+    print(f"\nrun folder: {path}")
 
 
 def _init_config(args: argparse.Namespace) -> None:
@@ -183,24 +216,25 @@ def _init_config(args: argparse.Namespace) -> None:
     print(f"configuration: {args.out}")
 
 
-def _resume(args: argparse.Namespace, flags: Mapping[str, Any]) -> None:
+def _resume(args: argparse.Namespace, flags: Mapping[str, Any], group: Any) -> None:
     from .run import INFO, check_run_folder, read_info
     from .settings import load_config, merge
     from .trainer import resume
 
-    if args.out is not None:
-        raise UserError(f"--out does not apply with --resume: the run stays in {args.resume!r}")
-    check_run_folder(args.resume)
     path = Path(args.resume)
-    was_finished = (path / INFO).is_file() and read_info(path / INFO).get("finished")
+
+    def finished() -> bool:
+        check_run_folder(args.resume)
+        return bool((path / INFO).is_file() and read_info(path / INFO).get("finished"))
+
+    was_finished = group.of_primary(finished)
     named = {"env": {"id": args.env} if args.env else {}, "agent": {"name": args.agent} if args.agent else {}}
     changes = merge(load_config(args.config) if args.config else {}, flags, named)
     run = resume(path, checkpoint=args.checkpoint, changes=changes, sets=args.sets)
     done = len(next(iter(run.history.values()))) if run.history else 0
-    if was_finished and not changes["training"] and not args.sets and args.checkpoint is None:
+    if was_finished and not changes["training"] and not args.sets and args.checkpoint is None and group.primary:
         print(f"the run in {args.resume} is finished, after {done} iterations; --iterations makes it longer\n")
-    _score(path, ())
-    print(f"\nrun folder: {args.resume}")
+    group.of_primary(lambda: _tell_scores(path))
 
 
 def _new_folder(name: str) -> Path:
@@ -293,6 +327,13 @@ def _lineage(args: argparse.Namespace) -> None:
     print(summary(lineage(load(args.dir).changed(args.sets), args.out, **_episode(args))))
     if args.out is not None:
         print(f"tree: {args.out}")
+
+
+def _export(args: argparse.Namespace) -> None:
+    from .export import export
+
+    options = {name: getattr(args, name) for name in ("seed", "best", "untrained", "force")}
+    print(f"policy: {export(args.dir, args.to, **options)}")
 
 
 def _compare_runs(args: argparse.Namespace) -> None:

@@ -123,13 +123,7 @@ def resolve(
     Raises:
         UserError: something is missing, unknown or out of range.
     """
-    tree = load_config(file) if file else {}
-    named = {"env": {"id": env_id} if env_id else {}, "agent": {"name": agent} if agent else {}}
-    for part in (flags or {}, named):
-        _check_groups(tree, part)
-        tree = merge(tree, part)
-    tree = apply_overrides(tree, sets)
-    _check_groups(tree, named)
+    tree = gather(env_id, agent, flags, file, sets)
     for section, key, how in [("env", "id", "an environment id"), ("agent", "name", "--agent")]:
         if tree[section].get(key) is None:
             known = tree["env"].get("id")
@@ -151,6 +145,24 @@ def resolve(
         limit = int(build_env(config.env)[1].max_steps_in_episode)
         return parse(merge(merge(under, {"rollout": {"num_steps": limit}}), tree))
     return config
+
+
+def gather(
+    env_id: str | None = None,
+    agent: str | None = None,
+    flags: Mapping[str, Any] | None = None,
+    file: str | os.PathLike | None = None,
+    sets: Sequence[str] = (),
+) -> dict[str, Any]:
+    """What `resolve` is given, in one tree: without presets and defaults, and not yet checked by name."""
+    tree = load_config(file) if file else {}
+    named = {"env": {"id": env_id} if env_id else {}, "agent": {"name": agent} if agent else {}}
+    for part in (flags or {}, named):
+        _check_groups(tree, part)
+        tree = merge(tree, part)
+    tree = apply_overrides(tree, sets)
+    _check_groups(tree, named)
+    return tree
 
 
 def _check_groups(tree: Mapping[str, Any], part: Mapping[str, Any]) -> None:

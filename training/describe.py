@@ -7,7 +7,7 @@ import numpy as np
 
 from ..envs import catalog, registry
 from ..envs.economy import Economy
-from ..envs.spaces import Box
+from ..envs.spaces import Box, MultiDiscrete
 from .report import align
 
 
@@ -29,8 +29,8 @@ def describe(env_id: str) -> str:
         else f"{env_id}: from {env_id.partition(':')[0] if ':' in env_id else 'gymnax'}",
         "",
         f"agents        {env.num_agents}",
-        f"observation   {_space(env.observation_space(params))}",
-        f"action        {_space(env.action_space(params))}",
+        f"observation   {describe_space(env.observation_space(params))}",
+        f"action        {describe_space(env.action_space(params))}",
         f"concept       {env.concept}",
         f"capabilities  {', '.join(sorted(env.capabilities)) or 'none'}",
         f"known answer  {_known(env, params)}",
@@ -57,8 +57,10 @@ def _accuracy(tolerance: float) -> str:
     return f"within {tolerance:g}" if tolerance else "exact"
 
 
-def _space(space: Any) -> str:
+def describe_space(space: Any) -> str:
     """A space in a few words; bounds at the edge of a float's range are none."""
+    if isinstance(space, MultiDiscrete) and space.nvec.min() == space.nvec.max():
+        return f"MultiDiscrete of {space.nvec.min()} choices {list(space.shape)}"
     if not isinstance(space, Box):
         return str(space)
     low, high = float(np.min(space.low)), float(np.max(space.high))

@@ -1,20 +1,26 @@
-"""The pictures of a report, as SVG in data URIs: nothing to load from elsewhere."""
+"""The pictures of a report, as SVG in data URIs (nothing to load from elsewhere), and of a run under way, as pixels."""
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import UInt8
 
 OURS, KNOWN, SOFT = "#1f5a8c", "#c0552d", "#9db4c8"
 COLOURS = ("#1f5a8c", "#3b8f6e", "#7a5195", "#b8862b", "#5b6770", "#a33b5c")
 WIDTH, HEIGHT = 3.1, 2.4
 
 
-def policy_figure(slices: list[Mapping[str, Any]]) -> str:
+def policy_figure(slices: Sequence[Mapping[str, Any]]) -> str:
+    """`policy_curves` in a report."""
+    return _data_uri(policy_curves(slices))
+
+
+def policy_curves(slices: Sequence[Mapping[str, Any]]) -> Any:
     """Actions along each coordinate: the policy solid, the reference dashed; a colour for each entry and line."""
     figure, axes = _panels(len(slices))
     for axis, cut in zip(axes, slices, strict=True):
@@ -32,7 +38,31 @@ def policy_figure(slices: list[Mapping[str, Any]]) -> str:
         if style > 1:
             axis.legend(fontsize=6, frameon=False)
     axes[0].set_ylabel("action")
-    return _data_uri(figure)
+    return figure
+
+
+def population_curves(counts: Sequence[np.ndarray]) -> Any:
+    """The number of living cells over the steps of episodes, a thin line each, and their mean."""
+    figure, (axis,) = _panels(1, width=4.6, height=3.2)
+    for cells in counts:
+        axis.plot(cells, color=SOFT, linewidth=0.8)
+    longest = np.full((len(counts), max(len(cells) for cells in counts)), np.nan)
+    for row, cells in zip(longest, counts, strict=True):
+        row[: len(cells)] = cells
+    axis.plot(np.nanmean(longest, axis=0), color=OURS, linewidth=1.6)
+    axis.set_xlabel("step")
+    axis.set_ylim(bottom=0)
+    axis.set_ylabel("living cells")
+    return figure
+
+
+def pixels(figure: Any) -> UInt8[np.ndarray, "H W 3"]:
+    """A figure as it is seen."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.array(canvas.buffer_rgba())[..., :3]
 
 
 def error_figure(found: Mapping[str, Any]) -> str:

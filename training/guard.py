@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -51,13 +51,19 @@ class Signals:
 
     Outside the main thread, where Python delivers no signals, it does nothing.
 
+    Args:
+        notice: is told of it.
+        shared: the run is one of several processes, which answer a signal to one of them together (`agree`).
+
     Attributes:
-        received: the signal that was noted.
+        noted: the signal that this process noted.
     """
 
-    def __init__(self, notice: Callable[[str], None] | None = None):
-        self.received: signal.Signals | None = None
+    def __init__(self, notice: Callable[[str], None] | None = None, *, shared: bool = False):
+        self.noted: signal.Signals | None = None
         self._notice = notice
+        self._shared = shared
+        self._agreed: signal.Signals | None = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
@@ -69,12 +75,23 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    @property
+    def received(self) -> signal.Signals | None:
+        """The signal that ends the run."""
+        return self._agreed if self._shared else self.noted
+
+    def agree(self, noted: Sequence[int | None]) -> None:
+        """Receive the first signal of those that the processes noted, by rank, in each of them."""
+        number = next((number for number in noted if number is not None), None)
+        if number is not None and self._agreed is None:
+            self._agreed = signal.Signals(number)
+
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
+        if self.noted is not None:
             os._exit(128 + number)  # at once: what is saved is whole, and what is being saved is not yet there
-        self.received = signal.Signals(number)
+        self.noted = signal.Signals(number)
         if self._notice is not None:
-            self._notice(f"{self.received.name}: the iteration is finished and saved; once more to end at once")
+            self._notice(f"{self.noted.name}: the iteration is finished and saved; once more to end at once")
 
     def finish(self, said: str) -> None:
         """End the program as the signal asked, now that everything is saved.

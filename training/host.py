@@ -19,18 +19,8 @@ from ..agents.agent import Agent, Context, Policy, Rollout, View
 from ..envs.adapters.gymnasium_host import UNLIMITED, HostEnvironment, HostState, Simulator
 from ..envs.environment import EnvParams, add_agent_axis
 from ..errors import UserError
-from .loop import (
-    BROKEN,
-    CONSUMED,
-    Ended,
-    TrainState,
-    TrainStep,
-    check_finite,
-    check_limit,
-    check_numbers,
-    count_episodes,
-    finite_in_each,
-)
+from .collect import BROKEN, Ended, TrainState, check_finite, count_episodes, finite_in_each
+from .loop import CONSUMED, TrainStep, check_limit, check_numbers
 
 EVALUATION_ENVS = 64
 LONGEST_EPISODE = 2000

@@ -67,16 +67,15 @@ def write_report(
     return save_page(page(run, {"trained": found}), path, force=force)
 
 
-def check_target(path: str | os.PathLike, *, force: bool = False) -> None:
-    """Refuse, before anything is computed, a page that could not be written or would replace a file.
+def check_target(path: str | os.PathLike, *, force: bool = False, example: str = "report.html") -> None:
+    """Refuse, before anything is computed, a file that could not be written or would replace another.
 
     Raises:
         UserError: names what is missing or in the way.
     """
     target = Path(path)
     if not os.fspath(path) or target.is_dir():
-        example = str(target / "report.html")
-        raise UserError(f"a report needs a file's name, and {os.fspath(path)!r} is none; try {example!r}")
+        raise UserError(f"a file's name is needed, and {os.fspath(path)!r} is none; try {str(target / example)!r}")
     if not target.parent.is_dir():
         raise UserError(f"there is no folder {str(target.parent)!r} to write {target.name!r} into; make it first")
     if target.exists() and not force:

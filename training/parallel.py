@@ -44,7 +44,7 @@ def make_mesh(num_devices: int | None = None) -> Mesh:
     if jax.process_count() > 1 and count != len(devices):
         raise UserError(
             f"devices.count = {count} leaves out some of the {len(devices)} devices of {jax.process_count()} "
-            f"processes; with several processes it must be {len(devices)}, or be left out"
+            f"processes; with several processes it must be {len(devices)}, or null"
         )
     return jax.make_mesh((count,), (ENV_AXIS,), (jax.sharding.AxisType.Auto,), devices=devices[:count])
 
@@ -82,8 +82,22 @@ def shard(state: Any, mesh: Mesh) -> Any:
             f"the state's {num_envs} environments do not divide over {mesh.size} devices; make it for "
             f"{-(-num_envs // mesh.size) * mesh.size}"
         )
-    over = NamedSharding(mesh, PartitionSpec(*[None] * axis, ENV_AXIS))
-    return by_field(state, lambda tree: put(tree, over), lambda tree: replicate(tree, mesh))
+    return by_field(state, lambda tree: put(tree, _over(mesh, axis)), lambda tree: replicate(tree, mesh))
+
+
+def check_laid_out(state: Any, mesh: Mesh) -> None:
+    """Raise `UserError` unless `shard` has laid a train state out over a mesh."""
+    counted = state.running_return
+    there = getattr(counted, "sharding", None)
+    if there is None or not there.is_equivalent_to(_over(mesh, counted.ndim - 1), counted.ndim):
+        raise UserError(
+            f"this train state is not laid out over the {mesh.size} devices that make_train_step was given; call the "
+            "step with parallel.shard(state, mesh)"
+        )
+
+
+def _over(mesh: Mesh, axis: int) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec(*[None] * axis, ENV_AXIS))
 
 
 def replicate(tree: PyTree, mesh: Mesh) -> PyTree:

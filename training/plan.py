@@ -14,8 +14,9 @@ from ..envs.adapters.gymnasium_host import HostEnvironment
 from ..envs.environment import Environment, EnvParams
 from ..errors import UserError
 from .checkpoint import Saved, from_arrays
+from .collect import TrainState
 from .config import Config
-from .loop import TrainState, create_train_state
+from .loop import create_train_state
 from .switch import Stage
 
 REPORTS = 40

@@ -75,8 +75,23 @@ def play(
     check_count("horizon", horizon)
     policy = run.agent.policy(run.untrained_state if untrained else run.state)
     key = jax.random.key(run.config.evaluation.seed if seed is None else seed)
-    shape = {"n": episodes, "steps": min(horizon, limit)}
-    start, (following, *rest, happened) = _play(policy, run.params, key, env=world, **shape, sample=sampled)
+    return play_policy(policy, world, run.params, key, episodes, min(horizon, limit), sampled=sampled)
+
+
+def play_policy(
+    policy: Policy, env: Environment, params: EnvParams, key: Array, episodes: int, steps: int, *, sampled: bool = False
+) -> list[Episode]:
+    """Episodes of at most so many steps with any policy.
+
+    Args:
+        policy: what acts.
+        env, params: what is played, compiled.
+        key: of everything random.
+        episodes, steps: how many, and how long at most.
+        sampled: draw actions, instead of the policy's best.
+    """
+    shape = {"n": episodes, "steps": steps}
+    start, (following, *rest, happened) = _play(policy, params, key, env=env, **shape, sample=sampled)
     state = jax.tree.map(lambda first, later: jnp.concatenate([first[:, None], later], axis=1), start, following)
     lengths = np.asarray(happened).sum(axis=1)
     state, *rest = jax.tree.map(_on_host, (state, *rest))

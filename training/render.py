@@ -157,7 +157,13 @@ def colours_of(state: Any) -> tuple[str, ...]:
 # -- the frames ----------------------------------------------------------------------------------------------------
 
 
-def frames(env: Environment, params: EnvParams, episode: Episode, colour: str | None = None) -> list[Frame]:
+def frames(
+    env: Environment,
+    params: EnvParams,
+    episode: Episode,
+    colour: str | None = None,
+    shown: Sequence[int] | None = None,
+) -> list[Frame]:
     """A picture of every state of an episode.
 
     Args:
@@ -165,23 +171,25 @@ def frames(env: Environment, params: EnvParams, episode: Episode, colour: str | 
         params: concrete parameters.
         episode: that was played in it.
         colour: as for `render`.
+        shown: the steps that are drawn, from 0; None: all.
     """
-    steps = len(episode.reward) + 1
-    states = [jax.tree.map(lambda leaf, t=t: leaf[t], episode.state) for t in range(steps)]
+    shown = range(len(episode.reward) + 1) if shown is None else shown
+    states = [jax.tree.map(lambda leaf, t=t: leaf[t], episode.state) for t in shown]
     core = innermost(episode.state)
     if holds_cells(core):
         while isinstance(env, Wrapper):
             env, params = env.inner, env.usual(params)
         tissue: Any = env
+        styles = cell_styles(core, colour)
         return [
             captioned(
-                tissue.render(innermost(state), params, style=style),
+                tissue.render(innermost(state), params, style=styles[t]),
                 f"step {t}, {int(core.tissue.alive[t].sum())} cells",
             )
-            for t, (state, style) in enumerate(zip(states, cell_styles(core, colour), strict=True))
+            for t, state in zip(shown, states, strict=True)
         ]
     if type(unwrapped(env)).render is Economy.render:  # it draws paths
-        states = [jax.tree.map(lambda leaf, t=t: leaf[: t + 1], episode.state) for t in range(steps)]
+        states = [jax.tree.map(lambda leaf, t=t: leaf[: t + 1], episode.state) for t in shown]
     return [np.asarray(env.render(state, params)) for state in states]
 
 

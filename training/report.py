@@ -49,7 +49,7 @@ def evaluation_rows(evaluations: Mapping[str, Mapping[str, Any]]) -> list[list[s
         rows[name] = evaluation
         if evaluation.get("untrained") is not None:
             rows["untrained" if name == "trained" else f"{name}, untrained"] = evaluation["untrained"]
-    present = [key for key in MEASURES if any(_look_up(row, key) is not None for row in rows.values())]
+    present = [key for key in MEASURES if any(look_up(row, key) is not None for row in rows.values())]
     body = [[name, *(_cell(row, key) for key in present)] for name, row in rows.items()]
     return [["", *(MEASURES[key] for key in present)], *body]
 
@@ -128,14 +128,15 @@ def align(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def _look_up(evaluation: Mapping[str, Any], key: str) -> Any:
+def look_up(evaluation: Mapping[str, Any], key: str) -> Any:
+    """A measure by its dotted name; None where it is not defined."""
     group, _, leaf = key.rpartition(".")
     inner = evaluation.get(group) if group else evaluation
     return inner.get(leaf) if inner else None
 
 
 def _cell(evaluation: Mapping[str, Any], key: str) -> str:
-    value = _look_up(evaluation, key)
+    value = look_up(evaluation, key)
     if value is None:
         return "-"
     if key.startswith("euler."):

@@ -34,7 +34,7 @@ def resumed_config(old: Config, new: Config, at: int) -> Config:
         if section == "agent" and key in STEPPER:
             changed[key] = wanted["agent"].get(key)
         elif name not in FREE and section not in FREE:
-            was, now = ("its default" if v is None else repr(v) for v in (_at(tree, name), _at(wanted, name)))
+            was, now = ("its default" if v is None else repr(v) for v in (setting(tree, name), setting(wanted, name)))
             raise UserError(
                 f"cannot go on with {name} = {now}: the run has {was}; only {ALLOWED} may change, so leave it out "
                 "or start a new run"
@@ -73,7 +73,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
             yield f"{prefix}{key}"
 
 
-def _at(tree: Mapping[str, Any], name: str) -> Any:
+def setting(tree: Mapping[str, Any], name: str) -> Any:
+    """The value of a dotted name in a tree of settings; None where there is none."""
     value: Any = tree
     for key in name.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None

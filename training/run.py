@@ -12,6 +12,7 @@ checkpoints      what the run can go on from
 """
 
 import dataclasses
+import functools
 import json
 import os
 import tempfile
@@ -19,13 +20,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from ..agents.agent import View
-from ..envs.environment import add_agent_axis, drop_agent_axis
+from ..agents.exported import TrainedPolicy
 from ..errors import UserError
 from ..storage import fingerprint, load_tree, save_tree, structure, write_text
 from .checkpoint import Checkpoints, versions
@@ -170,17 +168,18 @@ class Run:
                 one more axis in front.
 
         Returns:
-            The action that `env.step` takes, with the batch's axis in front where there is one.
+            The action that `env.step` takes, as NumPy arrays, with the batch's axis in front where there is one.
 
         Raises:
-            UserError: the observation is of another shape; the message names the expected one.
+            UserError: the observation is of another shape (the message names the expected one), or the policy has a
+                memory: `acting.act` carries it.
         """
-        observation, batched = self._checked(observation)
-        if agent_mask is None:
-            lead = jax.tree.leaves(observation)[0].shape[:1] if batched else ()
-            agent_mask = jnp.ones((*lead, self.env.num_agents), bool)
-        act = _act_on_batch if batched else _act
-        return act(self.agent, self.env, self.state, observation, jnp.asarray(agent_mask, bool), action_mask)
+        return self.acting(observation, agent_mask=agent_mask, action_mask=action_mask)
+
+    @functools.cached_property
+    def acting(self) -> TrainedPolicy:
+        """The trained policy by itself: it can also draw its actions, and carry a memory."""
+        return TrainedPolicy(self.env, self.params, self.agent.policy(self.state), self.config.env.id)
 
     def changed(self, sets: Sequence[str]) -> "Run":
         """The same policy in a changed environment, or with another evaluation.
@@ -203,45 +202,6 @@ class Run:
                 "changed: its observations or actions are of another shape"
             )
         return dataclasses.replace(self, config=config, env=env, params=params)
-
-    def _checked(self, observation: PyTree) -> tuple[PyTree[Array], bool]:
-        """The observation as arrays of the expected dtype, and whether it is a batch."""
-        expected, _ = jax.eval_shape(self.env.reset, jax.random.key(0), self.params)
-        try:
-            given = jax.tree.map(lambda like, leaf: jnp.asarray(leaf, like.dtype), expected, observation)
-        except (TypeError, ValueError):
-            raise UserError(
-                f"an observation of {self.config.env.id} is {_shapes(expected)}; got {observation!r}"
-            ) from None
-        pairs = list(zip(jax.tree.leaves(expected), jax.tree.leaves(given), strict=True))
-        if all(like.shape == leaf.shape for like, leaf in pairs):
-            return given, False
-        if all(leaf.ndim and like.shape == leaf.shape[1:] for like, leaf in pairs):
-            return given, True
-        raise UserError(
-            f"an observation of {self.config.env.id} has shape {_shapes(expected)}, or a batch of that; "
-            f"got {_shapes(given)}"
-        )
-
-
-def _shapes(tree: PyTree) -> Any:
-    return jax.tree.map(lambda leaf: tuple(leaf.shape), tree)
-
-
-@eqx.filter_jit
-def _act(agent: Any, env: Any, state: PyTree, observation: PyTree, agent_mask: Array, action_mask: PyTree) -> PyTree:
-    view = View(add_agent_axis(env, observation), agent_mask, action_mask)
-    return drop_agent_axis(env, agent.policy(state)(view))
-
-
-@eqx.filter_jit
-def _act_on_batch(
-    agent: Any, env: Any, state: PyTree, observation: PyTree, agent_mask: Array, action_mask: PyTree
-) -> PyTree:
-    def one(observation: PyTree, agent_mask: Array, action_mask: PyTree) -> PyTree:
-        return _act(agent, env, state, observation, agent_mask, action_mask)
-
-    return jax.vmap(one)(observation, agent_mask, action_mask)
 
 
 def check_run_folder(path: str | os.PathLike) -> None:

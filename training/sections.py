@@ -210,12 +210,21 @@ class LoggingConfig(Section):
     """What is reported on the way.
 
     Attributes:
-        tensorboard: write TensorBoard events into the run folder.
-        progress: show progress; None: only when the output is a terminal.
+        tensorboard: write TensorBoard events into the run folder: numbers, hyperparameters, and what is asked for here.
+        histograms: at each report, distributions of the networks' parameters, of observations and of actions.
+        figures: pictures, at evaluations and at the end: an economy's policy function, a tissue's population.
+        wandb: send the run to Weights and Biases too: a project's name, or true for "equimorph".
+        progress: true: a bar on a terminal, and elsewhere plain lines; false: nothing; None: a bar on a terminal, and
+            elsewhere plain lines from the command line, nothing in Python.
+        verbose: say first what is run: environment, agent, parameters, schedule in gradient steps.
     """
 
     tensorboard: bool = True
+    histograms: bool = False
+    figures: bool = False
+    wandb: bool | str = False
     progress: bool | None = None
+    verbose: bool = False
 
 
 def unknown_key(path: Sequence[str], candidates: Sequence[str], reason: str) -> UserError:

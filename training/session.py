@@ -7,28 +7,35 @@ import copy
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
+from rich.console import Console
 
 from ..envs.adapters.gymnasium_host import HostEnvironment
 from ..envs.environment import Environment, EnvParams
 from ..errors import UserError
 from .checkpoint import Checkpoints, Position, Saved, from_arrays, to_arrays
+from .collect import BROKEN, TrainState
 from .config import Config
+from .distributed import process_group
 from .guard import Signals
-from .loop import BROKEN, BROKEN_ENV, TrainState, TrainStep, make_train_step
-from .metrics import MetricsWriter, Progress
+from .header import header
+from .logs import Gallery, open_writer
+from .loop import TrainStep, make_train_step
+from .metrics import MetricsWriter
 from .monitor import make_monitor
 from .parallel import make_mesh, shard, to_host
+from .patience import count_evaluation
 from .plan import REPORTS, iterations_per_chunk, with_rates, without_host
+from .progress import Progress
 from .run import BEST, RunFolder
 from .sections import CheckpointConfig
-from .summary import History, Measure, exploitability_of, joined, summary
+from .summary import History, Measure, exploitability_of, headline, joined, latest, summary, what_broke
 from .switch import Stage, restart
 
 CHECKPOINTS = 10
@@ -36,6 +43,19 @@ CHECKPOINTS = 10
 
 SECONDS_PER_CALL = 1.0
 """About how long a call of the compiled loop may take: a signal is answered between calls."""
+
+
+class NotFiniteError(UserError):
+    """A run ended because a loss, a gradient, an observation or a reward is not finite."""
+
+
+class Desk(NamedTuple):
+    """What is open while a run is under way: where it shows, reports and hears."""
+
+    progress: Progress
+    writer: MetricsWriter | None
+    signals: Signals
+    measure: Measure | None
 
 
 @dataclasses.dataclass(eq=False)
@@ -47,6 +67,7 @@ class Session:
         state: the train state.
         position: how far the run is.
         chunks: metrics of the iterations so far, in pieces.
+        limit: iterations that the next call of the compiled loop may run.
         best: the learner's state of the best evaluation.
     """
 
@@ -72,14 +93,18 @@ class Session:
             unread = [name for name in usual if given[name] != usual[name] and (name != "every" or not self.rolls_back)]
             if unread:
                 raise UserError(f"checkpoint.{unread[0]} applies only with a run folder; set out, or leave it out")
+        self._gallery = Gallery(self.config, self.env, self.params)
         if self.rolls_back and isinstance(self.env, HostEnvironment):
             raise UserError(f"guard.on_nonfinite=rollback: {self.env.name} is stepped on the host and cannot go back")
         self._steps: dict[tuple[int, float], TrainStep] = {}
-        self._limit, self._calls = 1, 0
+        self.limit, self._calls = 1, 0
         self._monitor = None
+        self._compiled: set[int] = set()
         self._started = time.monotonic()
         self._good: Saved | None = None
-        self.mesh = None if self.config.devices.count == 1 else make_mesh(self.config.devices.count)
+        self.group = process_group()
+        count = self.config.devices.count
+        self.mesh = None if count == 1 and self.group.size == 1 else make_mesh(count)
         self.state = self._laid_out(self.state)
         for part in range(len(self.parts)):
             self._step(part)  # what does not fit is refused before anything is written
@@ -105,47 +130,74 @@ class Session:
         """Go on to the end.
 
         Raises:
-            UserError: something is not finite, or a file cannot be written.
+            NotFiniteError: something is not finite.
+            UserError: a file cannot be written.
             KeyboardInterrupt, SystemExit: a signal ended it; it is saved.
         """
+        with self.opened() as desk:
+            while not self.over:
+                self._stretch(desk)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to be done."""
+        return self.position.iteration >= self.config.training.iterations or self.position.stopped is not None
+
+    @contextlib.contextmanager
+    def opened(self, signals: Signals | None = None) -> Iterator[Desk]:
+        """Everything that a run under way needs; with `signals`, of runs side by side, it shows no progress itself."""
         logs, training = self.config.logging, self.config.training
         with contextlib.ExitStack() as stack:
             if self.checkpoints is not None:
                 stack.callback(self.checkpoints.close)
             steps = self._steps_per_iteration() * training.num_seeds
             done = self.position.iteration
-            progress = stack.enter_context(Progress(training.iterations, steps, done=done, enabled=logs.progress))
-            writer, signals, measure = None, Signals(), None
+            speaks = signals is None and self.group.primary
+            if speaks and logs.verbose:
+                self.introduce()
+            shown = logs.progress if speaks else False
+            progress = stack.enter_context(Progress(training.iterations, steps, done=done, enabled=shown))
+            writer, measure = None, None
             if self.folder is not None:
                 after = done * self._steps_per_iteration()
-                seconds = self.position.seconds
-                writer = MetricsWriter(self.folder.path, tensorboard=logs.tensorboard, after=after, seconds=seconds)
+                writer = open_writer(self.config, self.params, self.folder.path, after, self.position.seconds)
                 stack.enter_context(writer)
-                signals = stack.enter_context(Signals(progress.say))
+            if self.config.out is not None:
+                signals = signals or stack.enter_context(Signals(progress.say, shared=self.group.size > 1))
                 measure = self._exploitability()
             self._keep_good()
-            while self.position.iteration < training.iterations and self.position.stopped is None:
-                self._stretch(progress, writer, signals, measure)
+            yield Desk(progress, writer, signals or Signals(), measure)
+            if writer is not None and self.over:
+                writer.finish()
 
-    def _stretch(
-        self, progress: Progress, writer: MetricsWriter | None, signals: Signals, measure: Measure | None
-    ) -> None:
+    def introduce(self) -> None:
+        """Print what is run."""
+        text = header(self.config, self.env, self.params, self.parts, self.state.agent)
+        Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def _stretch(self, desk: Desk) -> None:
         """Run to the next iteration at which something is due, and do what is."""
-        total = self.config.training.iterations
         self._enter_part()
         begun, started = self.position.iteration, time.perf_counter()
-        if not self._advance(self._next_stop(), signals):
-            self._recover(progress)
+        if not self._advance(self.next_stop(), desk):
+            self.recover(desk.progress)
             return
-        seconds, done = time.perf_counter() - started, self.position.iteration
+        self.settle(desk, begun, time.perf_counter() - started)
+        if desk.signals.received is not None and self.position.iteration < self.config.training.iterations:
+            desk.signals.finish(self.leave())
+
+    def settle(self, desk: Desk, begun: int, seconds: float) -> None:
+        """Do what is due where the run is, `seconds` after it was at iteration `begun`."""
+        progress, writer, signals, measure = desk
+        total, done = self.config.training.iterations, self.position.iteration
         report: dict[str, Any] = {}
         if done % self.chunk == 0 or done == total:
             report = self._summary()
             steps = self._steps_per_iteration() * self.config.training.num_seeds
             report["time/steps_per_second"] = (done - begun) * steps / seconds
-            progress.update(done, _first(report.get("episode/score", report.get("episode/return"))))
+            progress.update(done, *headline(report))
             if measure is not None and done * REPORTS // total > (done - self.chunk) * REPORTS // total:
-                report["evaluation/exploitability"] = measure(self.state.agent)
+                report["evaluation/exploitability"] = self.group.of_primary(lambda: measure(self._agent_state()))
         mean_return = None
         if self._due(self.config.evaluation.every):
             found = self._evaluate()
@@ -153,26 +205,34 @@ class Session:
             report |= found
         if writer is not None and report:
             writer.write(done * self._steps_per_iteration(), {**report, "time/iteration": done})
+        logs, agent = self.config.logging, self.parts[self.position.part].agent
+        if logs.histograms and report:
+            self._gallery.histograms(writer, done * self._steps_per_iteration(), self._gathered(), agent)
+        if logs.figures and (mean_return is not None or self.over):
+            self._gallery.figures(writer, done * self._steps_per_iteration(), self._agent_state(), agent)
         if self._due(self.saves_every) or mean_return is not None or signals.received:
             self._keep_good()
-            if self.checkpoints is not None:
+            if self.config.out is not None:
                 self.save(mean_return)
-        if signals.received is not None and done < total:
-            self._break_off(signals)
 
     def _due(self, every: int | None) -> bool:
         """Whether what happens every so many iterations, and at the end, happens now."""
         done = self.position.iteration
         return every is not None and (done % every == 0 or done == self.config.training.iterations)
 
-    def _break_off(self, signals: Signals) -> None:
-        """Leave everything for a run that goes on, and end as the signal asks."""
-        assert self.folder is not None
-        assert self.checkpoints is not None
-        self.checkpoints.wait()
-        self.folder.write_state(self.final_form(self.state.agent))
-        done, total = self.position.iteration, self.config.training.iterations
-        signals.finish(f"stopped at iteration {done} of {total}; saved in {self.folder.path}")
+    def leave(self) -> str:
+        """Leave everything for a run that goes on; says where."""
+        policy = self.final_form(self.state.agent)
+
+        def keep() -> str:
+            assert self.folder is not None
+            assert self.checkpoints is not None
+            self.checkpoints.wait()
+            self.folder.write_state(policy)
+            done, total = self.position.iteration, self.config.training.iterations
+            return f"stopped at iteration {done} of {total}; saved in {self.folder.path}"
+
+        return self.group.of_primary(keep)
 
     def _steps_per_iteration(self) -> int:
         return self.config.rollout.num_envs * self.config.rollout.num_steps
@@ -184,18 +244,18 @@ class Session:
 
     def final_form(self, agent_state: PyTree) -> PyTree:
         """A learner's state as the last part of the run has it, on one device."""
-        if self.mesh is not None:
-            agent_state = jax.tree.map(jnp.asarray, to_host(agent_state))
+        agent_state = self._on_one_device(agent_state)
         if self.position.part == len(self.parts) - 1:
             return agent_state
         return restart(self.parts[-1].agent, agent_state, self.env, self.params, self.config.training.num_seeds)
 
     def save(self, mean_return: float | None = None) -> None:
-        """Write a checkpoint of where the run is."""
-        assert self.checkpoints is not None
+        """Write a checkpoint of where the run is; all processes of a run call it, and the first one writes."""
         self.position.seconds = time.monotonic() - self._started
-        state = without_host(self.state, self.env)
-        self.checkpoints.save(state, self.history(), self.position, self.config.model_dump(mode="json"), mean_return)
+        state = without_host(self._gathered(), self.env)
+        if self.checkpoints is not None:
+            settings = self.config.model_dump(mode="json")
+            self.checkpoints.save(state, self.history(), self.position, settings, mean_return)
 
     # -- its steps ----------------------------------------------------------------------------------------------------
 
@@ -204,40 +264,72 @@ class Session:
         while self.position.iteration >= self.parts[self.position.part].end:
             self.position.part += 1
             part = self.parts[self.position.part]
-            kept = restart(part.agent, self.state.agent, self.env, self.params, self.config.training.num_seeds)
-            planned = jnp.full_like(self.state.num_iterations, part.end)
+            kept = restart(part.agent, self._agent_state(), self.env, self.params, self.config.training.num_seeds)
+            planned = jnp.full(self.state.num_iterations.shape, part.end, self.state.num_iterations.dtype)
             self.state = self._laid_out(self.state._replace(agent=kept, num_iterations=planned))
 
     def _laid_out(self, state: TrainState) -> TrainState:
         """A train state over the run's devices."""
         return state if self.mesh is None else shard(state, self.mesh)
 
-    def _next_stop(self) -> int:
+    def _gathered(self) -> TrainState:
+        """The whole train state in this process, from the run's devices; all processes call it together."""
+        self.group.wait()
+        return self.state if self.mesh is None else to_host(self.state)
+
+    def _on_one_device(self, agent_state: PyTree) -> PyTree:
+        return agent_state if self.mesh is None else jax.tree.map(jnp.asarray, to_host(agent_state))
+
+    def _agent_state(self) -> PyTree:
+        """The learner's state, on one device."""
+        return self._on_one_device(self.state.agent)
+
+    def next_stop(self) -> int:
         """The next iteration at which something is due."""
         periods = [self.chunk, self.saves_every, self.config.evaluation.every or self.config.training.iterations]
         now = self.position.iteration
         return min(self.parts[self.position.part].end, *((now // period + 1) * period for period in periods))
 
-    def _advance(self, end: int, signals: Signals) -> bool:
+    def _advance(self, end: int, desk: Desk) -> bool:
         """Run to `end`, or to the next signal; False where something was not finite."""
-        position, part = self.position, self.position.part
+        position, part, signals = self.position, self.position.part, desk.signals
         step = self._step(part)
+        if part not in self._compiled:
+            desk.progress.compiling()
+        self.group.wait()  # devices do not wait for what a process does between calls
         while position.iteration < end and signals.received is None:
-            limit = min(self._limit, end - position.iteration)
+            limit = min(self.limit, end - position.iteration)
             started = time.perf_counter()
             self.state, metrics = step(self.state, limit)
             rows = {name: np.moveaxis(np.asarray(m), -1, 0) for name, m in metrics.items()}
-            spent = time.perf_counter() - started
-            ran = int((rows[BROKEN].reshape(rows[BROKEN].shape[0], -1).max(axis=1) >= 0).sum())
-            self.chunks.append({name: values[:ran] for name, values in rows.items()})
-            position.iteration += ran
-            self._calls += 1
-            if self._calls > 1:  # the first call compiles
-                fits = int(SECONDS_PER_CALL / max(spent / ran, 1e-9))
-                self._limit = max(1, min(self.chunk, fits, 8 * self._limit))
-            if (rows[BROKEN] > 0).any():
+            seconds = time.perf_counter() - started
+            finite = self.book(rows, seconds)
+            if part not in self._compiled:
+                self._compiled.add(part)
+                desk.progress.compiled(position.iteration, seconds)
+            elif position.iteration < end:  # there it is told with what is due
+                desk.progress.update(position.iteration)
+            self._agree(signals)
+            if not finite:
                 return False
         return True
+
+    def _agree(self, signals: Signals) -> None:
+        """All processes hear of a signal to one of them, and go by the first one's clock."""
+        told = self.group.gather([signals.noted, self.limit])
+        signals.agree([noted for noted, _ in told])
+        self.limit = told[0][1]
+
+    def book(self, rows: Mapping[str, np.ndarray], seconds: float) -> bool:
+        """Count a call of the compiled loop, metrics `[iterations, ...]`; False where something was not finite."""
+        ran = int((rows[BROKEN].reshape(rows[BROKEN].shape[0], -1).max(axis=1) >= 0).sum())
+        self.chunks.append({name: values[:ran] for name, values in rows.items()})
+        self.position.iteration += ran
+        self._calls += 1
+        if self._calls > 1:  # the first call compiles
+            fits = int(SECONDS_PER_CALL / max(seconds / ran, 1e-9))
+            self.limit = max(1, min(self.chunk, fits, 8 * self.limit))
+        return not (rows[BROKEN] > 0).any()
 
     def _step(self, part: int) -> TrainStep:
         key = (part, self.position.rate_scale)
@@ -259,15 +351,7 @@ class Session:
     def _summary(self) -> dict[str, Any]:
         """Means since the last report."""
         done = self.position.iteration
-        rows = done - (done - 1) // self.chunk * self.chunk
-        pieces: list[History] = []
-        for piece in reversed(self.chunks):  # the latest alone: a history is long
-            pieces.insert(0, {name: values[-rows:] for name, values in piece.items()})
-            rows -= len(pieces[0][BROKEN])
-            if not rows:
-                break
-        names = self.chunks[-1]  # not those of an earlier stepper
-        return summary({name: values for name, values in joined(pieces).items() if name in names})
+        return summary(latest(self.chunks, done - (done - 1) // self.chunk * self.chunk))
 
     def _exploitability(self):
         seeds = self.config.training.num_seeds
@@ -278,32 +362,17 @@ class Session:
         position, config = self.position, self.config
         if self._monitor is None:
             self._monitor = make_monitor(config, self.env, self.params, self.parts[-1].agent)
-        found = self._monitor(self.state.agent)
+        monitor, state = self._monitor, self._agent_state()
+        found = self.group.of_primary(lambda: monitor(state))
         returns = np.atleast_1d(np.asarray(found["evaluation/return"], float))
-        old = np.array(position.best) if position.best else np.full_like(returns, -np.inf)
-        better = returns > old
+        better = count_evaluation(position, config, returns)
         if better.any():
-            position.best = np.where(better, returns, old).tolist()
             now = jax.tree.map(np.array, self.final_form(self.state.agent))
             several = config.training.num_seeds > 1
             self.best = now if self.best is None or not several else _of_seeds(better, now, self.best)
             if self.folder is not None:
                 self.folder.write_state(self.best, BEST)
-        mean = float(returns.mean())
-        gained = position.best_mean is None or mean > position.best_mean + config.stopping.least_gain
-        position.best_mean = mean if gained or position.best_mean is None else position.best_mean
-        position.waited = 0 if gained else position.waited + 1
-        position.waited_to_reduce = 0 if gained else position.waited_to_reduce + 1
-        plateau = config.plateau
-        if plateau.patience is not None and position.waited_to_reduce >= plateau.patience:
-            position.rate_scale = max(position.rate_scale * plateau.factor, plateau.least)
-            position.waited_to_reduce = 0
-        if config.stopping.patience is not None and position.waited >= config.stopping.patience:
-            position.stopped = (
-                f"no better return in {position.waited} evaluations, at iteration {position.iteration} of "
-                f"{config.training.iterations}"
-            )
-        rate = {"evaluation/rate_scale": np.array(position.rate_scale)} if plateau.patience is not None else {}
+        rate = {"evaluation/rate_scale": np.array(position.rate_scale)} if config.plateau.patience is not None else {}
         return found | rate
 
     # -- when something is not finite ---------------------------------------------------------------------------------
@@ -311,21 +380,21 @@ class Session:
     def _keep_good(self) -> None:
         """Where a rollback would lead to."""
         if self.rolls_back:
-            self._good = Saved(to_arrays(self.state), dict(self.history()), copy.deepcopy(self.position))
+            self._good = Saved(to_arrays(self._gathered()), dict(self.history()), copy.deepcopy(self.position))
 
-    def _recover(self, progress: Progress) -> None:
+    def recover(self, progress: Progress) -> None:
         """Go back with smaller rates, or stop.
 
         Raises:
-            UserError: names what is not finite, when and where.
+            NotFiniteError: names what is not finite, when and where.
         """
-        what = self._what_broke()
+        what = what_broke(self.chunks[-1], self.position.iteration, self.config.training.seed)
         guard = self.config.guard
         if not self.rolls_back or self.position.rollbacks >= guard.max_rollbacks:
             tried = f", after {self.position.rollbacks} rollbacks with smaller rates" if self.rolls_back else ""
-            raise UserError(
+            raise NotFiniteError(
                 f"{what}{tried}: try a lower agent.learning_rate, or look for rewards and observations of the "
-                f"environment that are not finite{self._kept()}"
+                f"environment that are not finite{self.group.of_primary(self._kept)}"
             )
         assert self._good is not None
         like = jax.eval_shape(lambda: self.state)
@@ -335,20 +404,9 @@ class Session:
         self.state = self._laid_out(from_arrays(self._good.state, like))
         self.chunks = [self._good.history] if self._good.history else []
         said = f"{what}: back to iteration {self.position.iteration}, learning rates times {scale:g}"
-        logging.getLogger(__name__).warning(said)
+        if self.group.primary:
+            logging.getLogger(__name__).warning(said)
         progress.say(said)
-
-    def _what_broke(self) -> str:
-        last = {name: np.asarray(values[-1]) for name, values in self.chunks[-1].items()}
-        names = [name for name, v in last.items() if name.startswith("loss/") and not np.isfinite(v).all()]
-        where = np.atleast_1d(last[BROKEN_ENV])
-        seed = int(np.argmax(np.atleast_1d(last[BROKEN]) > 0))
-        said = f"{', '.join(names)} is not finite" if names else ""
-        if where[seed] >= 0:
-            also = " and " if said else ""
-            said = f"{said}{also}an observation or reward of environment {where[seed]} is not finite"
-        several = f" (seed {self.config.training.seed + seed})" if where.size > 1 else ""
-        return f"{said} at iteration {self.position.iteration}{several}"
 
     def _kept(self) -> str:
         if self.folder is None or self.checkpoints is None:
@@ -366,8 +424,3 @@ def _of_seeds(chosen: np.ndarray, new: PyTree, old: PyTree) -> PyTree:
         return np.where(chosen.reshape(-1, *(1,) * (a.ndim - 1)), a, b)
 
     return jax.tree.map(one, new, old)
-
-
-def _first(value: Any) -> float | None:
-    """A single number for the progress bar: the mean over seeds."""
-    return None if value is None else float(np.mean(value))

@@ -20,7 +20,8 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _parse_yaml(text: str, source: str) -> Any:
+def parse_yaml(text: str, source: str) -> Any:
+    """What YAML says; raises `UserError` where it is none, and names its source."""
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
@@ -42,7 +43,7 @@ def load_config(path: str | os.PathLike) -> dict[str, Any]:
         raise UserError(f"there is no configuration file {os.fspath(path)!r}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the configuration file {os.fspath(path)!r}: {error}") from None
-    tree = _parse_yaml(text, f"the configuration file {os.fspath(path)!r}")
+    tree = parse_yaml(text, f"the configuration file {os.fspath(path)!r}")
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -69,15 +70,16 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
         path = key.strip().split(".")
         if not equals or not all(path):
             raise UserError(f"cannot read {override!r}; settings are given as key=value, such as agent.gamma=0.9")
-        value = _parse_yaml(text, f"the value of {key.strip()}")
+        value = parse_yaml(text, f"the value of {key.strip()}")
         for depth in range(len(path) - 1, 0, -1):
             value = {path[depth]: value}
-        _check_path(tree, path)
+        check_path(tree, path)
         tree = merge(tree, {path[0]: value})
     return dict(tree)
 
 
-def _check_path(tree: Any, path: Sequence[str]) -> None:
+def check_path(tree: Any, path: Sequence[str]) -> None:
+    """Raise `UserError` where a name leads through a plain value, which a group of settings would replace unseen."""
     for depth, name in enumerate(path[:-1], start=1):
         tree = tree.get(name)
         if tree is None:

@@ -12,6 +12,7 @@ from jaxtyping import Array, PyTree
 from ..agents.agent import Agent, Policy
 from ..envs.economy import Economy
 from ..envs.environment import Environment, EnvParams
+from .collect import BROKEN, BROKEN_ENV
 
 History = dict[str, np.ndarray]
 Measure = Callable[[PyTree], np.ndarray]
@@ -73,6 +74,31 @@ def joined(chunks: Sequence[History]) -> History:
     return {name: np.concatenate([c[name] if name in c else absent(name, n) for c, n in pieces]) for name in names}
 
 
+def latest(chunks: Sequence[History], rows: int) -> History:
+    """The metrics of the last so many iterations; only those that the last one has: not those of other steppers."""
+    pieces: list[History] = []
+    for piece in reversed(chunks):  # no further back: a history is long
+        pieces.insert(0, {name: values[-rows:] for name, values in piece.items()})
+        rows -= len(pieces[0][BROKEN])
+        if not rows:
+            break
+    return {name: values for name, values in joined(pieces).items() if name in chunks[-1]}
+
+
+def what_broke(metrics: Mapping[str, np.ndarray], iteration: int, first_seed: int) -> str:
+    """What is not finite in the last of some iterations, in which environment and, of several, which seed."""
+    last = {name: np.asarray(values[-1]) for name, values in metrics.items()}
+    names = [name for name, v in last.items() if name.startswith("loss/") and not np.isfinite(v).all()]
+    where = np.atleast_1d(last[BROKEN_ENV])
+    seed = int(np.argmax(np.atleast_1d(last[BROKEN]) > 0))
+    said = f"{', '.join(names)} is not finite" if names else ""
+    if where[seed] >= 0:
+        also = " and " if said else ""
+        said = f"{said}{also}an observation or reward of environment {where[seed]} is not finite"
+    several = f" (seed {first_seed + seed})" if where.size > 1 else ""
+    return f"{said} at iteration {iteration}{several}"
+
+
 def summary(metrics: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """One report of a chunk: means over its iterations `[K, ...]`, and over the episodes that ended in it.
 
@@ -82,6 +108,20 @@ def summary(metrics: Mapping[str, np.ndarray]) -> dict[str, Any]:
     episodes = {name: values for name, values in metrics.items() if name.startswith("episode/")}
     report = {name: values.mean(axis=0) for name, values in metrics.items() if name not in episodes}
     return report | _episode_means({name: values.sum(axis=0) for name, values in episodes.items()})
+
+
+def headline(report: Mapping[str, Any]) -> tuple[float | None, str]:
+    """How a run does, in one number and its name; a mean over seeds.
+
+    It is the score or the return of episodes, None where none has ended; and of a learner of residuals, which has no
+    `loss/policy`, the loss: the sum of its conditions.
+    """
+    losses = {name: x for name, x in report.items() if name.startswith("loss/") and name != "loss/grad_norm"}
+    if losses and "loss/policy" not in losses:
+        return float(np.mean(sum(losses.values()))), "loss"
+    name = "score" if "episode/score" in report else "return"
+    value = np.asarray(report.get(f"episode/{name}", np.nan), float)
+    return (float(np.nanmean(value)) if np.isfinite(value).any() else None), name
 
 
 def with_episode_means(metrics: Mapping[str, np.ndarray]) -> History:

@@ -14,7 +14,7 @@ from equimorph.agents.mappo import Batch
 from equimorph.agents.minibatches import shuffled
 from equimorph.agents.steppers import Gradient, Terms
 from equimorph.errors import UserError
-from equimorph.training.loop import _run_chunk, create_train_state, make_train_step
+from equimorph.training.loop import create_train_state, make_train_step, run_chunk
 from equimorph.training.summary import summary
 
 from ..probes import (
@@ -481,9 +481,9 @@ def test_14_of_the_others_too(agent, steps):
 
 def test_14_numbers_are_traced():
     train()
-    compiled = _run_chunk._cache_size()
+    compiled = run_chunk._cache_size()
     train(learning_rate=0.5, clip=0.1, gae_lambda=0.5, value_coefficient=1.0, final_rate=0.5)
-    assert _run_chunk._cache_size() == compiled
+    assert run_chunk._cache_size() == compiled
 
 
 # -- 15 to 18: shapes, keys, compilations, gradients ---------------------------------------------------------------
@@ -617,7 +617,7 @@ def test_16_a_key_used_twice_would_be_found():
 
 @pytest.mark.parametrize("num_seeds", [1, 2])
 def test_17_one_compilation_for_three_updates(num_seeds):
-    before = _run_chunk._cache_size()
+    before = run_chunk._cache_size()
     for seed in (0, 1):
         # Equal environments, agents and settings, made anew, share the program too.
         env, params, agent = Scripted(), busy_script(), small_mappo()
@@ -629,7 +629,7 @@ def test_17_one_compilation_for_three_updates(num_seeds):
             state, _ = train_step(state)
             assert jax.tree.map(jax.typeof, state) == kinds
     assert not any(leaf.weak_type for leaf in jax.tree.leaves(kinds))
-    assert _run_chunk._cache_size() <= before + 1  # none, where another test has already compiled it
+    assert run_chunk._cache_size() <= before + 1  # none, where another test has already compiled it
 
 
 @pytest.mark.parametrize("name", ["BrockMirman-v0", "StochasticAK-v0", "CellCount-v0", "CartPole-v1"])

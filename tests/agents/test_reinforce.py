@@ -15,7 +15,8 @@ from equimorph.agents.agent import Context, Rollout, View, check_pair
 from equimorph.agents.estimators import since_start
 from equimorph.agents.scores import Batch, Sampled, surrogate
 from equimorph.errors import UserError
-from equimorph.training.loop import collect, create_train_state, make_train_step
+from equimorph.training.collect import collect
+from equimorph.training.loop import create_train_state, make_train_step
 
 from ..probes import LENGTH, PlaceState, Scripted, Table, constant, gather, script, table, update
 

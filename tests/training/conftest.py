@@ -12,7 +12,7 @@ from equimorph.agents.agent import Policy
 from equimorph.training.evaluation.economies import evaluate_economy
 
 
-class Linear(eqx.Module):
+class Linear(Policy):
     """A linear policy that adds how many agents live and how many actions are legal."""
 
     weight: jax.Array

@@ -125,8 +125,8 @@ def test_evaluate_scores_again_and_changes_only_what_it_is_told(runs, tmp_path, 
         ("info BrockMirmn-v0", "unknown environment 'BrockMirmn-v0'. Did you mean 'BrockMirman-v0'?"),
         (
             "",
-            "a command is missing: train, init-config, evaluate, render, lineage, compare, compare-libraries, list "
-            "or info (see equimorph --help)",
+            "a command is missing: train, init-config, evaluate, export, render, lineage, compare, "
+            "compare-libraries, sweep, plot, list or info (see equimorph --help)",
         ),
     ],
 )

@@ -9,7 +9,8 @@ import equimorph
 from equimorph.agents import DEQN, MAPPO
 from equimorph.errors import UserError
 from equimorph.training import loop
-from equimorph.training.loop import collect, create_train_state, make_train_step
+from equimorph.training.collect import collect
+from equimorph.training.loop import create_train_state, make_train_step
 
 from ..probes import Recorder, Scripted, Table, busy_script, script, small_mappo, table
 
@@ -173,7 +174,7 @@ def test_counts_are_whole_and_positive(name):
 
 
 def test_what_does_not_fit_is_refused_before_tracing(monkeypatch):
-    monkeypatch.setattr(loop, "_run_chunk", None)
+    monkeypatch.setattr(loop, "run_chunk", None)
     env, params = equimorph.make("BrockMirman-v0")
     with pytest.raises(UserError, match="minibatches"):
         make_train_step(env, params, MAPPO(minibatches=7), **SIZES)

@@ -1,16 +1,13 @@
-"""Metrics in files, and progress that suits where it is shown."""
+"""Metrics in files."""
 
-import io
 import json
 import math
 
 import numpy as np
 import pytest
-from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from equimorph.training import metrics as metrics_module
-from equimorph.training.metrics import MetricsWriter, Progress, plain
+from equimorph.training.metrics import MetricsWriter, plain
 
 
 def lines(folder):
@@ -78,47 +75,3 @@ def test_plain_is_strict_json():
         "c": [None, True, None, "x"],
         "d": 3,
     }
-
-
-def progress_text(monkeypatch, *, terminal, enabled, times):
-    clock = iter([0.0, 0.0, *times])
-    monkeypatch.setattr(metrics_module.time, "monotonic", lambda: next(clock))
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=terminal, width=120, get_time=lambda: 0.0)
-    with Progress(len(times), 100, enabled=enabled, console=console) as progress:
-        for iteration in range(1, len(times) + 1):
-            progress.update(iteration, score=0.5 if iteration > 1 else None)
-    return out.getvalue()
-
-
-def test_lines_now_and_then_where_there_is_no_terminal(monkeypatch):
-    text = progress_text(monkeypatch, terminal=False, enabled=True, times=[4.0, 5.0, 14.0, 15.0])
-    assert text.splitlines() == [
-        "iteration 3/4, 5 s left, 20 steps/s score 0.5",
-        "iteration 4/4, 0 s left, 27 steps/s score 0.5",
-    ]
-
-
-def test_a_run_that_goes_on_counts_only_what_it_does_itself(monkeypatch):
-    """From 900 of 1,000: ten iterations in 20 s leave 180 s, and not 2."""
-    clock = iter([0.0, 0.0, 20.0])
-    monkeypatch.setattr(metrics_module.time, "monotonic", lambda: next(clock))
-    out = io.StringIO()
-    with Progress(1000, 100, done=900, enabled=True, console=Console(file=out, width=120)) as progress:
-        progress.update(910)
-    assert out.getvalue() == "iteration 910/1000, 180 s left, 50 steps/s\n"
-
-
-def test_nothing_where_it_is_not_wanted(monkeypatch):
-    assert progress_text(monkeypatch, terminal=False, enabled=None, times=[20.0]) == ""
-    assert progress_text(monkeypatch, terminal=True, enabled=False, times=[20.0]) == ""
-
-
-def test_a_bar_on_a_terminal():
-    out = io.StringIO()
-    with Progress(2, 100, console=Console(file=out, force_terminal=True, width=120)) as progress:
-        progress.update(1)
-        progress.update(2, score=math.nan)
-    assert "2/2" in out.getvalue()
-    assert "steps/s" in out.getvalue()
-    assert "score" not in out.getvalue()

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from equimorph.errors import UserError
@@ -20,7 +21,7 @@ from equimorph.training import distributed
 if len(sys.argv) == 4:
     distributed.initialize_distributed(sys.argv[1], 2, int(sys.argv[2]))
 
-import equimorph
+import equimorph, equimorph.errors
 from equimorph.agents import DEQN, MAPPO, REINFORCE
 from equimorph.training import parallel
 from equimorph.training.loop import create_train_state, make_train_step
@@ -54,10 +55,18 @@ def apart(a, b):
 """
 
 ONE_PROCESS = """
-for name, agent in AGENTS.items():
-    alone = policy(agent, 1)
-    for devices in (2, 8) if name == "mappo" else (8,):
-        print(name, devices, apart(policy(agent, devices), alone))
+for word in sys.argv[2].split(","):
+    name, *devices = word.split(":")
+    alone = policy(AGENTS[name], 1)
+    for count in map(int, devices):
+        print(name, count, apart(policy(AGENTS[name], count), alone))
+
+env, params = equimorph.make("BrockMirman-v0", max_steps_in_episode=12)
+state = create_train_state(env, params, AGENTS["mappo"], num_envs=16, num_iterations=20)
+try:
+    make_train_step(env, params, AGENTS["mappo"], num_envs=16, num_steps=8, mesh=parallel.make_mesh(8))(state)
+except equimorph.errors.UserError as error:
+    print("refused", error)
 
 from equimorph.training.config import resolve
 
@@ -69,12 +78,16 @@ def trained(devices, **more):
     config = resolve("BrockMirman-v0", "mappo", settings | more)
     return jax.tree.leaves(equimorph.train_from_config(config)[0].agent)
 
+if sys.argv[2] == LITTLE:
+    raise SystemExit
 alone = trained(1)
 print("trainer", 8, apart(trained(8, out=sys.argv[1], checkpoint={"every": 3}), alone))
 run = equimorph.resume(sys.argv[1], checkpoint=3)
 print("resumed", 8, apart(jax.tree.leaves(run.state), alone))
 print("seeds", 8, apart(policy(AGENTS["mappo"], 8, seeds=2), policy(AGENTS["mappo"], 1, seeds=2)))
 """
+
+LITTLE, ALL = "mappo:2:8,reinforce:2,deqn:2", "mappo:2:8,uneven:8,reinforce:8,deqn:2:8"
 
 TWO_PROCESSES = """
 assert jax.device_count() == 4 and jax.local_device_count() == 2
@@ -99,14 +112,19 @@ def finish(process):
     return out
 
 
-def test_every_learner_learns_the_same_on_one_two_and_eight_devices(tmp_path):
-    """Ten iterations, up to the order of sums, with resets on the way."""
-    lines = [line.split() for line in finish(start(ONE_PROCESS, 8, str(tmp_path / "run"))).splitlines()]
-    found = {(name, int(devices)): float(apart) for name, devices, apart in lines}
-    assert len(found) == 8
+@pytest.mark.parametrize(("which", "number"), [(LITTLE, 4), pytest.param(ALL, 9, marks=pytest.mark.extended)])
+def test_learners_learn_the_same_on_one_two_and_eight_devices(which, number, tmp_path):
+    """Ten iterations, up to the order of sums, with resets on the way; of all, also by the trainer and with seeds."""
+    lines = finish(start(f"LITTLE = {LITTLE!r}" + ONE_PROCESS, 8, str(tmp_path / "run"), which)).splitlines()
+    refused = [line for line in lines if line.startswith("refused")]
+    assert len(refused) == 1
+    assert "not laid out over the 8 devices that make_train_step was given; call the step with" in refused[0]
+    found = {(name, int(count)): float(apart) for name, count, apart in map(str.split, set(lines) - set(refused))}
+    assert len(found) == number
     assert max(found.values()) < 1e-4, found
 
 
+@pytest.mark.extended
 def test_two_processes_learn_what_one_device_does(tmp_path):
     """Four devices in two processes over gloo, ten iterations, within 1e-5."""
     with socket.socket() as free:
@@ -134,3 +152,20 @@ def test_what_does_not_divide_is_refused():
     make_train_step(env, params, MAPPO(minibatches=2), num_envs=4, num_steps=8, mesh=mesh)
     with pytest.raises(UserError, match=r"there are \d+ devices here: devices.count can be 1 to that, got 4096"):
         parallel.make_mesh(4096)
+
+
+def test_environments_that_do_not_spread_are_refused():
+    import equimorph
+
+    mesh = jax.sharding.AbstractMesh((8,), ("env",))
+    env, _ = equimorph.make("BrockMirman-v0")
+    parallel.check_mesh(mesh, env, 16)
+    with pytest.raises(
+        UserError, match="num_envs = 12 environments do not divide over 8 devices; num_envs can be 8 or"
+    ):
+        parallel.check_mesh(mesh, env, 12)
+    with pytest.raises(UserError, match="num_envs can be 8, or the devices 4"):
+        parallel.check_mesh(mesh, env, 4)
+    host, _ = equimorph.make("gymnasium:CartPole-v1")
+    with pytest.raises(UserError, match="CartPole-v1 is stepped on the host, which several devices do not make faster"):
+        parallel.check_mesh(mesh, host, 16)

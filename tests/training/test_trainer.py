@@ -31,13 +31,13 @@ def test_history_has_a_number_for_every_iteration():
 def test_whole_run_is_one_compilation():
     """Chunks, another learning rate and another calibration reuse the one program."""
     settings = {"rollout": {"num_envs": 3, "num_steps": 7}, "training": {"iterations": 12, "iterations_per_chunk": 3}}
-    before = loop._run_chunk._cache_size()
+    before = loop.run_chunk._cache_size()
     for agent in ({"minibatches": 1}, {"minibatches": 1, "learning_rate": 1e-2}):
         for params in ({}, {"beta": 0.9}):
             train_from_config(
                 resolve("BrockMirman-v0", "mappo", {**settings, "agent": agent, "env": {"params": params}})
             )
-    assert loop._run_chunk._cache_size() - before == 1
+    assert loop.run_chunk._cache_size() - before == 1
 
 
 def test_episode_means_are_over_finished_episodes_only():

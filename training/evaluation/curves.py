@@ -42,21 +42,36 @@ def curves(
         * `path`: the policy's and the reference's definitions on the same shocks, from the centre.
     """
     low, high = box_bounds(coordinates, x)
-    moving = [d for d in range(coordinates.size) if x[:, d].std() > 1e-12]
+    moving = _moving(x)
     centre = np.where(np.isfinite(centre), centre, x.mean(axis=0))
     likes = _likes(case.visited)
-    found: dict[str, Any] = {"slices": []}
-    for d in moving[:MOST_SLICES]:
-        points = np.broadcast_to(centre, (SLICE_POINTS, coordinates.size)).copy()
-        points[:, d] = np.linspace(low[d], high[d], SLICE_POINTS)
-        lines = [_line(case, coordinates, points, like) | {"label": label} for label, like in likes]
-        along = levels(coordinates, points)[:, d]
-        found["slices"].append({"along": coordinates.names[d], "x": along.tolist(), "lines": lines})
+    found: dict[str, Any] = {"slices": policy_slices(case, coordinates, x, centre)}
     found["error_map"] = _error_map(case, coordinates, centre, low, high, moving[:2], likes[0][1]) if moving else None
     if not case.env.one_shot:
         start = unpacked(coordinates, centre[None], _repeat(likes[0][1], 1))
         found["path"] = _path(case, jax.tree.map(lambda leaf: leaf[0], start))
     return found
+
+
+def policy_slices(
+    case: Case, coordinates: StateCoordinates, x: Float[np.ndarray, "S D"], centre: np.ndarray
+) -> list[dict[str, Any]]:
+    """The `slices` of `curves` alone."""
+    low, high = box_bounds(coordinates, x)
+    centre = np.where(np.isfinite(centre), centre, x.mean(axis=0))
+    likes, found = _likes(case.visited), []
+    for d in _moving(x)[:MOST_SLICES]:
+        points = np.broadcast_to(centre, (SLICE_POINTS, coordinates.size)).copy()
+        points[:, d] = np.linspace(low[d], high[d], SLICE_POINTS)
+        lines = [_line(case, coordinates, points, like) | {"label": label} for label, like in likes]
+        along = levels(coordinates, points)[:, d]
+        found.append({"along": coordinates.names[d], "x": along.tolist(), "lines": lines})
+    return found
+
+
+def _moving(x: Float[np.ndarray, "S D"]) -> list[int]:
+    """The coordinates that are not the same in all states."""
+    return [d for d in range(x.shape[1]) if x[:, d].std() > 1e-12]
 
 
 def _likes(visited: EnvState) -> list[tuple[str, EnvState]]:
