@@ -114,8 +114,10 @@ def _read(path: str | os.PathLike) -> tuple[dict[str, Any], bytes]:
         raise UserError(f"cannot read {os.fspath(path)!r}: {error.strerror}") from None
     try:
         header = json.loads(head)
-        _, digest, version = header["structure"], header["sha256"], header["format"]
-    except (ValueError, KeyError, TypeError):
+        lines, digest, version = header["structure"], header["sha256"], header["format"]
+        if not isinstance(lines, list):
+            raise TypeError("structure")
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{os.fspath(path)!r} is damaged: its first line is not a header of saved arrays") from None
     if version != FORMAT:
         raise UserError(f"{os.fspath(path)!r} has format {version}; this version of equimorph reads format {FORMAT}")

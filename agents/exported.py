@@ -98,12 +98,16 @@ class TrainedPolicy:
             agent_mask, action_mask, key: as for a call.
 
         Raises:
-            UserError: the observation is of another shape.
+            UserError: the observation or `agent_mask` is of another shape, or `key` is no key.
         """
         observation, batch = self._checked(observation)
+        slots = (self.env.num_agents,) if batch is None else (batch, self.env.num_agents)
         if agent_mask is None:
-            lead = () if batch is None else (batch,)
-            agent_mask = jnp.ones((*lead, self.env.num_agents), bool)
+            agent_mask = jnp.ones(slots, bool)
+        elif np.shape(agent_mask) != slots:
+            raise UserError(f"agent_mask has shape {slots} here, got {np.shape(agent_mask)}")
+        if key is not None and not (isinstance(key, jax.Array) and (key.ndim == 0 or key.dtype == np.uint32)):
+            raise UserError(f"key is one JAX key, such as jax.random.key(0), got {key!r}")
         memory = self.initial_memory(batch) if memory is None else memory
         act = _act
         if batch is not None:
@@ -176,6 +180,8 @@ def save_policy(path: str | os.PathLike[str], policy: Policy, about: Mapping[str
 def load_policy(path: str | os.PathLike[str]) -> TrainedPolicy:
     """Read a policy that `equimorph export` wrote. Nothing of training is imported, and nothing in the file is run.
 
+    An environment "module:id" is one's own: its module is imported, as by `make`.
+
     Args:
         path: the file.
 
@@ -191,10 +197,12 @@ def load_policy(path: str | os.PathLike[str]) -> TrainedPolicy:
         >>> policy(np.zeros(2)).shape
         (1,)
     """
+    if not isinstance(path, str | os.PathLike) or "\0" in str(path):
+        raise UserError(f"a policy is read from a file, by its name; got {path!r}")
     if Path(path).is_dir():
         raise UserError(f"{os.fspath(path)!r} is a folder; of a run's, equimorph.load(folder).policy acts")
     about = read_about(path)
-    if about.get("kind") != KIND:
+    if not isinstance(about, dict) or about.get("kind") != KIND:
         raise UserError(
             f"{os.fspath(path)!r} holds a learner's state and not a policy; equimorph export RUN --to FILE makes one"
         )
@@ -202,10 +210,15 @@ def load_policy(path: str | os.PathLike[str]) -> TrainedPolicy:
         environment, learner = about["environment"], about["agent"]
         env_id, calibration, settings = (environment[key] for key in ("id", "calibration", "settings"))
         name, hyperparameters = learner["name"], learner["hyperparameters"]
+        if not (isinstance(settings, dict) and isinstance(hyperparameters, dict)):
+            raise TypeError("settings and hyperparameters by name")
     except (KeyError, TypeError) as error:
         raise UserError(f"{os.fspath(path)!r} is damaged: it does not say {error}") from None
-    env, params = make(env_id, calibration=calibration, **settings)
-    agent = make_agent(name, env, params, **hyperparameters)
+    try:
+        env, params = make(env_id, **{**settings, "calibration": calibration, "api": "gymnax"})
+        agent = make_agent(name, env, params, **hyperparameters)
+    except (TypeError, AttributeError) as error:
+        raise UserError(f"{os.fspath(path)!r} is damaged, or of another version: {error}") from None
     like = eqx.filter_eval_shape(lambda key: agent.policy(agent.init(key, env, params)), jax.random.key(0))
     shapes, rest = eqx.partition(like, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
     policy = eqx.combine(load_tree(path, shapes), rest)

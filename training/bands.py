@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,10 +71,18 @@ def plot(
     Raises:
         UserError: no such metric in a run, no run, or a file that cannot be written or is there.
     """
+    if not isinstance(out, str | os.PathLike) or "\0" in str(out):
+        raise UserError(f"a figure needs a file's name, got {out!r}")
+    if not isinstance(runs, str | os.PathLike | Iterable):
+        raise UserError(f"runs are given by their folders, got {runs!r}")
     target = check_output(out, FORMATS, force=force)
     if over not in OVER:
         raise unknown("axis", str(over), OVER)
+    if not isinstance(metric, str | None):
+        raise UserError(f"a metric is given by its name, such as evaluation/return; got {metric!r}")
     paths = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
+    if wrong := [path for path in paths if not isinstance(path, str | os.PathLike)]:
+        raise UserError(f"runs are given by their folders, got {wrong[0]!r}")
     every = [found for path in paths for found in _runs_in(path, alone=len(paths) == 1)]
     labelled = dict(every)
     labels = [label for label, _ in every]
@@ -120,8 +128,13 @@ def read_metrics(path: str | os.PathLike[str]) -> dict[str, Series]:
         rows = [(iteration, step, values[name]) for iteration, step, values in reports if name in values]
         iterations, steps, numbers = zip(*rows, strict=True)
         width = max(np.size(one) for one in numbers)
-        table = np.array([np.broadcast_to(np.asarray(one, float), (width,)) for one in numbers])
-        found[name] = Series(np.array(iterations), np.array(steps), table)
+        try:
+            table = np.array([np.broadcast_to(np.asarray(one, float), (width,)) for one in numbers])
+            found[name] = Series(np.array(iterations, float), np.array(steps, float), table)
+        except (ValueError, TypeError, OverflowError):
+            raise UserError(
+                f"cannot read the metrics in {os.fspath(file)!r}: {name} is not a number, or one a seed, in every line"
+            ) from None
     return found
 
 
@@ -175,9 +188,9 @@ def _figure(found: dict[str, Series], metric: str, over: str, silent: Sequence[s
             for low, high, strength in BANDS:
                 lower, upper = (quantiles(series.values, percent) for percent in (low, high))
                 axis.fill_between(x, lower, upper, color=colour, alpha=strength, linewidth=0)
-        axis.plot(x, quantiles(series.values, 50), color=colour, linewidth=1.5, label=label)
+        axis.plot(x, quantiles(series.values, 50), color=colour, linewidth=1.5, label=_shown(label))
     for label in silent:
-        axis.plot([], [], color="none", label=f"{label}: nothing yet")
+        axis.plot([], [], color="none", label=_shown(f"{label}: nothing yet"))
     axis.set_xlabel("environment steps" if over == "steps" else "iteration")
     axis.set_ylabel(metric)
     for side in ("top", "right"):
@@ -188,3 +201,8 @@ def _figure(found: dict[str, Series], metric: str, over: str, silent: Sequence[s
         axis.set_title(f"median over {counts} seeds; bands: 25 to 75 and 10 to 90 percent", fontsize=8)
     axis.legend(fontsize=7, frameon=False)
     return figure
+
+
+def _shown(label: str) -> str:
+    """A label that a legend shows: matplotlib hides those that begin with an underscore."""
+    return f" {label}" if label.startswith("_") else label

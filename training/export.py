@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
-from ..agents.exported import save_policy
+from ..agents.exported import KIND, save_policy
 from ..envs.adapters.gymnasium_host import HostEnvironment
 from ..errors import UserError
+from ..storage import read_about
 from .checkpoint import versions
 from .html_report import check_target
-from .run import Run, load
+from .run import CONFIG, Run, load
 
 
 def export(
@@ -44,7 +46,9 @@ def export(
     Example:
         export("runs/saver", "saver.eqx", best=True)
     """
-    check_target(to, force=force, example="policy.eqx")
+    _check_to(to, force=force)
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise UserError(f"seed must be a whole number of at least 0, got {seed!r}")
     if best and untrained:
         raise UserError("best and untrained are two policies; choose one")
     if isinstance(run, Run):
@@ -72,3 +76,16 @@ def export(
     }
     save_policy(to, policy, about)
     return Path(to)
+
+
+def _check_to(to: Any, *, force: bool) -> None:
+    """Refuse what is no file's name, what is in the way, and to replace a file that belongs to a run."""
+    if not isinstance(to, str | os.PathLike) or "\0" in str(to):
+        raise UserError(f"a policy needs a file's name, got {to!r}; try 'policy.eqx'")
+    check_target(to, force=force, example="policy.eqx")
+    if Path(to).exists() and Path(to).with_name(CONFIG).is_file():
+        about = read_about(to) if Path(to).suffix == ".eqx" else {}
+        if about.get("kind") != KIND:
+            raise UserError(
+                f"{os.fspath(to)!r} belongs to a run and is not replaced, even with --force; choose another name"
+            )

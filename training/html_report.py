@@ -74,11 +74,15 @@ def check_target(path: str | os.PathLike, *, force: bool = False, example: str =
         UserError: names what is missing or in the way.
     """
     target = Path(path)
-    if not os.fspath(path) or target.is_dir():
+    try:
+        is_folder, there = target.is_dir(), target.exists()
+    except OSError as error:  # a name that is too long
+        raise UserError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from None
+    if not os.fspath(path) or is_folder:
         raise UserError(f"a file's name is needed, and {os.fspath(path)!r} is none; try {str(target / example)!r}")
     if not target.parent.is_dir():
         raise UserError(f"there is no folder {str(target.parent)!r} to write {target.name!r} into; make it first")
-    if target.exists() and not force:
+    if there and not force:
         raise UserError(f"{os.fspath(path)!r} is there already; choose another name, or replace it with --force")
 
 

@@ -272,12 +272,12 @@ PRESETS: dict[tuple[str, str], Mapping[str, Any]] = {
     ("ImmunePatrol-v0", "mappo"): {
         "agent": PATROL,
         "rollout": {"num_envs": 32, "num_steps": 48, "fresh_episodes": True},
-        "training": {"iterations": 30},
+        "training": {"iterations": 150},
     },
     ("ImmunePatrol-v0", "team_episodes"): {
         "agent": PATROL,
         "rollout": {"num_envs": 32},
-        "training": {"iterations": 30},
+        "training": {"iterations": 150},
     },
     ("Chemotaxis-v0", "pathwise"): {
         "agent": CELLS_ONCE,

@@ -243,6 +243,8 @@ def load(path: str | os.PathLike, *, seed: int = 0, best: bool = False) -> Run:
             f"the run in {os.fspath(path)!r} has no best policy: it was not evaluated while it was trained "
             "(evaluation.every); leave best out"
         )
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise UserError(f"seed must be a whole number, which of the run's seeds, got {seed!r}")
     if not 0 <= seed < config.training.num_seeds:
         raise UserError(
             f"{os.fspath(path)!r} has {config.training.num_seeds} seeds, counted from 0; there is no {seed}"

@@ -299,8 +299,8 @@ def _tabulate(path: Path, combinations: Sequence[Combination]) -> Sweep:
             runs.append(_outcome(one))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             raise UserError(
-                f"{RECORD} or {EVALUATION} in {os.fspath(one.path)!r} is missing or damaged; delete {RECORD} there, and "
-                "the sweep scores that run again"
+                f"{RECORD} or {EVALUATION} in {os.fspath(one.path)!r} is missing or damaged; delete {RECORD} there, "
+                "and the sweep scores that run again"
             ) from None
     found = Sweep(path, tuple(runs))
     save_table(found)
@@ -322,5 +322,6 @@ def _outcome(one: Combination) -> Trained:
             raise ValueError(EVALUATION)
     found = Trained(one.name, one.path, one.values, tuple(seeds), together, seconds, failed)
     for key in MEASURES:
-        found.over_seeds(key), found.over_seeds(key, untrained=True)
+        for untrained in (False, True):
+            found.over_seeds(key, untrained=untrained)
     return found

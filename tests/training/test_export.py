@@ -44,6 +44,10 @@ def test_the_file_acts_as_the_run(run, tmp_path):
         assert policy.env == run.env
         assert float(policy.params.beta) == pytest.approx(0.9)
     assert isinstance(policy(seen), np.ndarray)
+    with pytest.raises(UserError, match=r"agent_mask has shape \(2, 1\) here, got \(1,\)"):
+        policy(seen, agent_mask=[True])
+    with pytest.raises(UserError, match="key is one JAX key"):
+        policy(seen[0], key=0)
     np.testing.assert_array_equal(equimorph.load_policy(tmp_path / "0.eqx")(seen), run.policy(seen))
     drawn = [policy(seen[0], key=jax.random.key(seed)) for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1]
@@ -145,6 +149,8 @@ def test_what_is_no_policy_is_refused(run, tmp_path):
 
     refused(whole[:-7], "does not match its checksum")
     refused(b"\x80\x04\x95 a pickle", "its first line is not a header")
+    refused(b"[" * 100_000 + b"\n", "its first line is not a header")
+    refused(renamed(structure=5), "its first line is not a header")
     refused(renamed(format=2), "has format 2; this version of equimorph reads format 1")
     about = header["about"]
     elsewhere = about | {"environment": about["environment"] | {"id": "BrockMirmen-v0"}}
@@ -152,6 +158,8 @@ def test_what_is_no_policy_is_refused(run, tmp_path):
     refused(
         (run.path / "policy.eqx").read_bytes(), "a learner's state and not a policy; equimorph export RUN --to FILE"
     )
+    options = about["agent"] | {"hyperparameters": {"x": 1}}
+    refused(renamed(about=about | {"agent": options}), "is damaged, or of another version: .*'x'")
     with pytest.raises(UserError, match="is a folder"):
         equimorph.load_policy(run.path)
     with pytest.raises(UserError, match="cannot read"):
@@ -175,3 +183,10 @@ def test_options_that_do_not_apply_are_refused(run, tmp_path, capsys):
     with pytest.raises(UserError, match=r"try '.*policy\.eqx'"):
         equimorph.export(run, tmp_path)
     assert path.read_text() == "mine"
+    for name in ("untrained.eqx", "config.yaml"):
+        before = (run.path / name).read_bytes()
+        with pytest.raises(UserError, match="belongs to a run and is not replaced"):
+            equimorph.export(run.path, run.path / name, force=True)
+        assert (run.path / name).read_bytes() == before
+    with pytest.raises(UserError, match="seed must be a whole number"):
+        equimorph.export(run.path, tmp_path / "other", seed="0")  # pyright: ignore

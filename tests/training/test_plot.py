@@ -108,4 +108,17 @@ def test_what_cannot_be_drawn_is_named(run, written, tmp_path):
     (run / "metrics.jsonl").write_text('{"step": 1')
     with pytest.raises(UserError, match="cannot read the metrics in"):
         equimorph.plot(run, out=out)
+    line = {"step": 1, "time": {"iteration": 1}, "loss": {"policy": "abc"}}
+    (run / "metrics.jsonl").write_text(json.dumps(line))
+    with pytest.raises(UserError, match="loss/policy is not a number"):
+        equimorph.plot(run, "loss/policy", out=out)
+    for runs, metric in ((5, None), ([None], None), (run, 5)):
+        with pytest.raises(UserError, match="given by"):
+            equimorph.plot(runs, metric, out=out)  # pyright: ignore
     assert not out.exists()
+
+
+def test_a_run_whose_name_begins_with_an_underscore_is_in_the_legend():
+    series = bands.Series(np.arange(2), np.arange(2), np.ones((2, 1)))
+    (axis,) = bands._figure({"_run": series}, "a/b", "iterations", []).axes
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == [" _run"]

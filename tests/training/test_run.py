@@ -50,6 +50,9 @@ def test_seeds_are_told_apart(written, tmp_path):
         assert np.array_equal(run.untrained_state["weight"], untrained["weight"][seed])
     with pytest.raises(UserError, match="has 3 seeds, counted from 0; there is no 3"):
         load(tmp_path, seed=3)
+    for wrong in ("0", 1.5, True):
+        with pytest.raises(UserError, match="seed must be a whole number"):
+            load(tmp_path, seed=wrong)
 
 
 def test_policy_acts_for_one_agent_and_in_batches(written, tmp_path):

@@ -3,8 +3,10 @@
 import csv
 import io
 import json
+import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -228,3 +230,60 @@ def test_every_seed_has_the_policy_of_its_own_best_evaluation(tmp_path, monkeypa
         same(found.state, jax.tree.map(lambda leaf, seed=seed: leaf[seed], seen[best]))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["evaluation"]["return"] for line in lines if "evaluation" in line] == returns
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (RECORD, "{", f"delete {RECORD} there"),
+        (RECORD, '{"failed": null, "together": 5, "cpu_seconds": 1}', f"delete {RECORD} there"),
+        ("evaluation.json", '{"seeds": [{"return": "x"}, {"return": 1}]}', f"delete {RECORD} there"),
+        ("evaluation.json", None, f"delete {RECORD} there"),
+        ("run.json", None, "is in the way of a run of the sweep"),
+    ],
+)
+def test_a_damaged_run_of_a_sweep_is_named_and_kept(whole, tmp_path, name, content, message):
+    file = copied(whole, tmp_path) / whole.runs[0].name / name
+    file.unlink()
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(UserError, match=message):
+        resume_sweep(tmp_path / "copy")
+    assert (file.parent / "policy.eqx").is_file()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("iterations: 4", "iterations: 5", "has another training.iterations than the sweep"),
+        ("zip: false", "zip: 5", "is damaged"),
+        ("over:", "other:", "is damaged"),
+        ("- 0.9\n", "- 2020-01-01\n", "settings that YAML can hold"),
+    ],
+)
+def test_a_definition_that_was_edited_is_refused(whole, tmp_path, old, new, message):
+    """What is done was done by the old one."""
+    file = copied(whole, tmp_path) / "sweep.yaml"
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+    with pytest.raises(UserError, match=message):
+        resume_sweep(tmp_path / "copy")
+
+
+def copied(whole, tmp_path):
+    return Path(shutil.copytree(whole.path, tmp_path / "copy"))
+
+
+def test_arguments_of_other_kinds_are_named(tmp_path, monkeypatch):
+    for out in (None, "", "\0", "x" * 300):
+        with pytest.raises(UserError, match=r"sweep's folder|needs a folder"):
+            swept(out)
+    with pytest.raises(UserError, match="zipped must be True or False"):
+        swept(tmp_path, zipped="no")
+    with pytest.raises(UserError, match="settings are nested"):
+        sweep("BrockMirman-v0", "reinforce", [1], over=OVER, out=tmp_path / "sweep")  # pyright: ignore
+    monkeypatch.setattr("equimorph.training.sweep.process_group", lambda: SimpleNamespace(size=2))
+    with pytest.raises(UserError, match="trained by one process"):
+        swept(tmp_path / "sweep")
+    assert not list(tmp_path.iterdir())
