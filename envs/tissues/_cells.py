@@ -116,7 +116,7 @@ def picture(
     ground: np.ndarray | None = None,
     style: CellStyle = OWN_STYLE,
 ) -> np.ndarray:
-    """The tissue from above, uint8[size, size, 3]: living cells as discs, around their middle.
+    """The tissue along z, uint8[size, size, 3]: living cells as discs, around their middle.
 
     Args:
         tissue: the simulator's state.
@@ -128,7 +128,7 @@ def picture(
     tissue = jax.tree.map(np.asarray, tissue)
     alive, colours = tissue.alive, np.asarray(colours)
     shown = np.full((size, size, 3), 255, np.uint8) if ground is None else ground.copy()
-    position, radius = tissue.position[alive], tissue.radius[alive]
+    position, radius = tissue.position[alive, :2], tissue.radius[alive]
     if ground is not None:
         middle, half = np.zeros(2), 6.0
     elif style.view is not None:

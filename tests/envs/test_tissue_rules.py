@@ -85,6 +85,7 @@ def test_options_of_the_rules_are_known():
         "constant_hazard": ["rate"],
         "disc_growth": [],
         "gradient_climbing": [],
+        "breadth_first_patrol": [],
     }
     env, params = equimorph.make("CellCount-v0", calibration="hazard")
     with pytest.raises(UserError, match=r"rate = 2 must lie between 0 and 0\.7"):
