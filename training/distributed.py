@@ -49,6 +49,8 @@ def initialize_distributed(
     Raises:
         UserError: JAX has computed already, something is neither given nor found, or the others do not answer.
     """
+    _check_coordinator("coordinator", coordinator)
+    _check_coordinator("the environment variable JAX_COORDINATOR_ADDRESS", os.environ.get("JAX_COORDINATOR_ADDRESS"))
     num_processes = _from_environment("JAX_NUM_PROCESSES", num_processes)
     process_id = _from_environment("JAX_PROCESS_ID", process_id)
     process_group.cache_clear()
@@ -64,6 +66,15 @@ def initialize_distributed(
             f"cannot connect the processes: {reason.rstrip('.')}; start them with srun or mpirun, or say "
             'coordinator="host:port", num_processes and process_id'
         ) from None
+
+
+def _check_coordinator(name: str, given: str | None) -> None:
+    """JAX waits for minutes at a port that does not exist."""
+    if given is None:
+        return
+    host, _, port = given.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise UserError(f"{name} must be host:port with a port from 1 to 65535, got {given!r}")
 
 
 def _from_environment(name: str, given: int | None) -> int | None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import equimorph
+from equimorph.errors import UserError
 from equimorph.training import distributed
 from equimorph.training.checkpoint import Checkpoints
 from equimorph.training.cli import main
@@ -244,3 +245,13 @@ def test_a_shared_signal_counts_once_all_have_heard_of_it():
 def test_places_of_processes_need_distributed(option, capsys):
     assert main(["train", "BrockMirman-v0", *option]) == 2
     assert f"{option[0]} does not apply without --distributed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("address", ["host", "host:", "host:99999", "host:0", ":12345", "host:port"])
+def test_a_coordinator_without_host_or_port_is_refused_at_once(address, monkeypatch):
+    reason = f"must be host:port with a port from 1 to 65535, got '{address}'"
+    with pytest.raises(UserError, match=f"^coordinator {reason}"):
+        distributed.initialize_distributed(address, 2, 0)
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", address)
+    with pytest.raises(UserError, match=f"JAX_COORDINATOR_ADDRESS {reason}"):
+        distributed.initialize_distributed()
