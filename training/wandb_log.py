@@ -40,6 +40,17 @@ def check_wandb(project: bool | str) -> Any:
         ) from None
 
 
+def _kept(path: Path) -> str:
+    """The id of a run that goes on."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["id"]
+    except (OSError, ValueError, KeyError, TypeError):
+        found = None
+    if not isinstance(found, str):
+        raise UserError(f"{os.fspath(path)!r} is damaged: it has no id; delete it, and the run begins anew there")
+    return found
+
+
 class WandbLog:
     """Sends a run to Weights and Biases, or keeps it in its folder with `WANDB_MODE=offline`.
 
@@ -58,12 +69,12 @@ class WandbLog:
     def __init__(self, folder: str | os.PathLike, project: bool | str, settings: Mapping[str, Any]):
         self._wandb = check_wandb(project)
         path = Path(folder, ID)
-        kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"id": secrets.token_hex(4)}
+        kept = _kept(path) if path.is_file() else secrets.token_hex(4)
         try:
             self._run = self._wandb.init(
                 project=PROJECT if isinstance(project, bool) else project,
                 name=Path(folder).name,
-                id=kept["id"],
+                id=kept,
                 resume="allow",
                 dir=os.fspath(folder),
                 config=dict(settings),
@@ -77,7 +88,7 @@ class WandbLog:
             raise UserError(
                 f"logging.wandb: Weights and Biases did not begin: {reason}; wandb login, or WANDB_MODE=offline"
             ) from None
-        write_text(path, json.dumps(kept) + "\n")
+        write_text(path, json.dumps({"id": kept}) + "\n")
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Send numbers by "group/name"."""

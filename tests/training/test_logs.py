@@ -246,6 +246,14 @@ def test_what_is_drawn_goes_there_too_and_an_error_marks_the_run(wandb, tmp_path
     assert run.logged[1]["figures/b"].shape == (2, 3, 3)
 
 
+@pytest.mark.parametrize("content", ["", "[]", '{"id": 5}'])
+def test_a_damaged_id_is_named(wandb, tmp_path, content):
+    (tmp_path / "wandb.json").write_text(content)
+    with pytest.raises(UserError, match=r"wandb\.json' is damaged: it has no id; delete it"):
+        open_writer(small(tmp_path, wandb=True), None, tmp_path, 0, 0.0)
+    assert not wandb.runs
+
+
 def test_what_wandb_refuses_is_told_in_one_line(wandb, tmp_path):
     def init(**settings):
         raise wandb.Error("api_key not configured (no-tty).\n  call wandb.login")
